@@ -1,0 +1,346 @@
+//! The nouns of the verbs world as the core uses them. Numeric values equal those of `<infiniband/verbs.h>` 44, so
+//! that the verbs edge only casts.
+
+use std::net::{IpAddr, SocketAddr};
+
+/// Time in nanoseconds since an arbitrary origin; comes in as an argument, never decreases.
+pub type Nanos = u64;
+
+/// 24-bit queue pair number: slot (high 10 bits) | index (low 14 bits).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Qpn(pub u32);
+
+impl Qpn {
+    /// Bits of the index part.
+    pub const INDEX_BITS: u32 = 14;
+    /// The slot part, 0..1024: which process on the host.
+    pub fn slot(self) -> u16 {
+        (self.0 >> Self::INDEX_BITS) as u16 & 0x3ff
+    }
+    /// The index part, 0..16384: which QP of the process.
+    pub fn index(self) -> usize {
+        (self.0 & ((1 << Self::INDEX_BITS) - 1)) as usize
+    }
+    /// Puts a QPN together; both parts are masked.
+    pub fn new(slot: u16, index: u32) -> Self {
+        Qpn((u32::from(slot) & 0x3ff) << Self::INDEX_BITS | index & ((1 << Self::INDEX_BITS) - 1))
+    }
+}
+
+/// `IBV_ACCESS_*` bits.
+pub mod access {
+    #![expect(missing_docs, reason = "names are those of ibv_access_flags")]
+    pub const LOCAL_WRITE: u32 = 1;
+    pub const REMOTE_WRITE: u32 = 2;
+    pub const REMOTE_READ: u32 = 4;
+    pub const REMOTE_ATOMIC: u32 = 8;
+    pub const MW_BIND: u32 = 16;
+    pub const ZERO_BASED: u32 = 32;
+    pub const ON_DEMAND: u32 = 64;
+    pub const HUGETLB: u32 = 128;
+    pub const RELAXED_ORDERING: u32 = 1 << 20;
+}
+
+/// A local scatter/gather element (`ibv_sge`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Sge {
+    /// Address as the application gave it (in the MR's iova space).
+    pub addr: u64,
+    /// Bytes.
+    pub len: u32,
+    /// Key of the MR it lies in.
+    pub lkey: u32,
+}
+
+/// Work request opcodes; values of `ibv_wr_opcode`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Opcode {
+    /// RDMA Write.
+    Write = 0,
+    /// RDMA Write that also consumes a receive and delivers an immediate.
+    WriteImm = 1,
+    /// Send.
+    Send = 2,
+    /// Send with immediate.
+    SendImm = 3,
+    /// RDMA Read.
+    Read = 4,
+    /// Compare and swap.
+    CompareSwap = 5,
+    /// Fetch and add.
+    FetchAdd = 6,
+}
+
+impl Opcode {
+    /// Consumes a receive at the responder.
+    pub fn consumes_recv(self) -> bool {
+        matches!(self, Opcode::WriteImm | Opcode::Send | Opcode::SendImm)
+    }
+    /// Completed by a response, not by an acknowledgement.
+    pub fn has_response(self) -> bool {
+        matches!(self, Opcode::Read | Opcode::CompareSwap | Opcode::FetchAdd)
+    }
+}
+
+/// `ibv_send_flags`.
+pub mod send_flags {
+    #![expect(missing_docs, reason = "names are those of ibv_send_flags")]
+    pub const FENCE: u8 = 1;
+    pub const SIGNALED: u8 = 2;
+    pub const SOLICITED: u8 = 4;
+    pub const INLINE: u8 = 8;
+}
+
+/// One work request of a send queue. Its SGEs or inline bytes lie in the [`SendBatch`] beside it.
+#[derive(Debug, Clone, Copy)]
+pub struct SendWqe {
+    /// The application's cookie.
+    pub wr_id: u64,
+    /// What to do.
+    pub opcode: Opcode,
+    /// `send_flags` bits (SIGNALED already includes `sq_sig_all`).
+    pub flags: u8,
+    /// Number of SGEs in the batch (0 with INLINE).
+    pub num_sge: u8,
+    /// Inline bytes in the batch (with INLINE).
+    pub inline_len: u16,
+    /// Message length in bytes: the sum of the SGEs or `inline_len`; 8 for atomics.
+    pub length: u32,
+    /// Immediate data, as it goes on the wire (`__be32` read natively).
+    pub imm: u32,
+    /// Remote address (Write, Read, atomics).
+    pub remote_addr: u64,
+    /// Remote key.
+    pub rkey: u32,
+    /// FetchAdd: addend; CompareSwap: compare value.
+    pub compare_add: u64,
+    /// CompareSwap: new value.
+    pub swap: u64,
+}
+
+/// Work requests on their way from `ibv_post_send` into the core: WQEs in order, their SGEs and inline bytes
+/// concatenated in the same order. Drained (and kept allocated) by [`crate::Endpoint::post_sends`].
+#[derive(Debug, Default)]
+pub struct SendBatch {
+    /// The requests.
+    pub wqes: Vec<SendWqe>,
+    /// SGEs of all requests, in order.
+    pub sges: Vec<Sge>,
+    /// Inline bytes of all requests, in order.
+    pub inline: Vec<u8>,
+}
+
+/// One posted receive; its SGEs lie in the [`RecvBatch`] beside it.
+#[derive(Debug, Clone, Copy)]
+pub struct RecvWqe {
+    /// The application's cookie.
+    pub wr_id: u64,
+    /// Number of SGEs in the batch.
+    pub num_sge: u8,
+}
+
+/// Receives on their way from `ibv_post_recv` / `ibv_post_srq_recv` into the core.
+#[derive(Debug, Default)]
+pub struct RecvBatch {
+    /// The receives.
+    pub wqes: Vec<RecvWqe>,
+    /// SGEs of all receives, in order.
+    pub sges: Vec<Sge>,
+}
+
+/// Completion status; values of `ibv_wc_status`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+#[expect(missing_docs, reason = "names are those of ibv_wc_status")]
+pub enum WcStatus {
+    Success = 0,
+    LocLenErr = 1,
+    LocQpOpErr = 2,
+    LocProtErr = 4,
+    WrFlushErr = 5,
+    MwBindErr = 6,
+    BadRespErr = 7,
+    LocAccessErr = 8,
+    RemInvReqErr = 9,
+    RemAccessErr = 10,
+    RemOpErr = 11,
+    RetryExcErr = 12,
+    RnrRetryExcErr = 13,
+    GeneralErr = 21,
+}
+
+/// Completion opcode; values of `ibv_wc_opcode`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+#[expect(missing_docs, reason = "names are those of ibv_wc_opcode")]
+pub enum WcOpcode {
+    Send = 0,
+    RdmaWrite = 1,
+    RdmaRead = 2,
+    CompSwap = 3,
+    FetchAdd = 4,
+    Recv = 128,
+    RecvRdmaWithImm = 129,
+}
+
+/// `IBV_WC_WITH_IMM`.
+pub const WC_WITH_IMM: u8 = 2;
+
+/// One completion, handed to [`Sink::complete`]; maps to `ibv_wc`.
+#[derive(Debug, Clone, Copy)]
+pub struct Completion {
+    /// The work request's cookie.
+    pub wr_id: u64,
+    /// Outcome.
+    pub status: WcStatus,
+    /// What completed.
+    pub opcode: WcOpcode,
+    /// `IBV_WC_*` flags.
+    pub wc_flags: u8,
+    /// Bytes received (receives, Read, atomics) or sent.
+    pub byte_len: u32,
+    /// Immediate data if WITH_IMM.
+    pub imm: u32,
+    /// The local QP.
+    pub qpn: Qpn,
+    /// The sender's QP (receives).
+    pub src_qp: Qpn,
+    /// Slots of the send queue that polling this completion gives back (it and the unsignaled ones before it).
+    pub sq_release: u32,
+    /// Slots of the receive queue (or SRQ) that polling this completion gives back: 0 or 1.
+    pub rq_release: u32,
+    /// The message was sent with IBV_SEND_SOLICITED, or the completion is an error: counts for solicited-only arming.
+    pub solicited: bool,
+}
+
+/// Asynchronous events; map to `ibv_event_type`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event {
+    /// IBV_EVENT_QP_FATAL.
+    QpFatal(Qpn),
+    /// IBV_EVENT_QP_REQ_ERR.
+    QpReqErr(Qpn),
+    /// IBV_EVENT_QP_ACCESS_ERR.
+    QpAccessErr(Qpn),
+    /// IBV_EVENT_COMM_EST: data arrived on a QP still in RTR.
+    CommEst(Qpn),
+    /// IBV_EVENT_SQ_DRAINED.
+    SqDrained(Qpn),
+    /// IBV_EVENT_QP_LAST_WQE_REACHED (QPs on an SRQ).
+    LastWqeReached(Qpn),
+    /// IBV_EVENT_SRQ_LIMIT_REACHED.
+    SrqLimit(SrqId),
+}
+
+/// Where completions and events go; implemented by the engine, statically dispatched.
+pub trait Sink {
+    /// A completion for completion queue `cq`, in order per queue pair and queue.
+    fn complete(&mut self, cq: CqId, completion: &Completion);
+    /// An asynchronous event.
+    fn event(&mut self, event: Event);
+}
+
+/// Completion queue number, chosen by the engine; opaque to the core.
+pub type CqId = u32;
+/// Shared receive queue number, given by [`crate::Endpoint::create_srq`].
+pub type SrqId = u32;
+
+/// QP states; values of `ibv_qp_state`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(u8)]
+#[expect(missing_docs, reason = "names are those of ibv_qp_state")]
+pub enum QpState {
+    #[default]
+    Reset = 0,
+    Init = 1,
+    Rtr = 2,
+    Rts = 3,
+    Sqd = 4,
+    Sqe = 5,
+    Err = 6,
+}
+
+/// Transport of a QP; values of `ibv_qp_type`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum QpType {
+    /// Reliable connection.
+    Rc = 2,
+    /// Unreliable connection.
+    Uc = 3,
+    /// Unreliable datagram.
+    Ud = 4,
+}
+
+/// What a QP is made of.
+#[derive(Debug, Clone, Copy)]
+pub struct QpInit {
+    /// Transport.
+    pub qp_type: QpType,
+    /// Protection domain number.
+    pub pd: u32,
+    /// Where send completions go.
+    pub send_cq: CqId,
+    /// Where receive completions go.
+    pub recv_cq: CqId,
+    /// Shared receive queue, if any.
+    pub srq: Option<SrqId>,
+    /// Send queue depth.
+    pub max_send_wr: u32,
+    /// Receive queue depth.
+    pub max_recv_wr: u32,
+    /// SGEs per send.
+    pub max_send_sge: u32,
+    /// SGEs per receive.
+    pub max_recv_sge: u32,
+    /// Inline bytes per send.
+    pub max_inline: u32,
+}
+
+/// Attributes to change; `None` leaves as is. The verbs edge has checked masks and transitions before.
+#[derive(Debug, Clone, Copy, Default)]
+#[expect(missing_docs, reason = "names are those of ibv_qp_attr")]
+pub struct QpModify {
+    pub state: Option<QpState>,
+    /// `IBV_ACCESS_REMOTE_*` bits allowed to the peer.
+    pub access: Option<u32>,
+    pub dest_qpn: Option<Qpn>,
+    /// Peer address from the address vector's GID, and our own address from `sgid_index`.
+    pub remote: Option<IpAddr>,
+    pub local: Option<IpAddr>,
+    /// Path MTU in bytes.
+    pub path_mtu: Option<u32>,
+    pub timeout: Option<u8>,
+    pub retry_cnt: Option<u8>,
+    pub rnr_retry: Option<u8>,
+    pub min_rnr_timer: Option<u8>,
+    pub max_rd_atomic: Option<u8>,
+    pub max_dest_rd_atomic: Option<u8>,
+}
+
+/// Why a call on the core was refused; each maps to an errno.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refused {
+    /// No such object (EINVAL).
+    NotFound,
+    /// A table is full (ENOMEM).
+    Full,
+    /// The object is still used by another (EBUSY).
+    Busy,
+    /// Not valid in this state or out of range (EINVAL).
+    Invalid,
+    /// The feature is not there (EOPNOTSUPP).
+    Unsupported,
+}
+
+/// Facts about a received datagram (or GRO run of datagrams).
+#[derive(Debug, Clone, Copy)]
+pub struct RxMeta {
+    /// UDP source.
+    pub src: SocketAddr,
+    /// Local address it was sent to.
+    pub dst_ip: IpAddr,
+    /// ECN field of the IP header (0..=3; 3 is CE).
+    pub ecn: u8,
+}
