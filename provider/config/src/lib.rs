@@ -3,7 +3,44 @@
 //! Used by the kernel-shim (which answers for sysfs and GID ioctls) and by the engine (which binds sockets), so
 //! that both see one and the same device.
 
+#![cfg_attr(test, expect(non_snake_case, reason = "tests are named subject__case"))]
+
+mod error;
+mod gid;
+mod guid;
+mod interface;
+mod os;
+mod resolve;
+mod settings;
+
 use std::net::IpAddr;
+use std::path::Path;
+
+pub use error::ConfigError;
+pub use gid::{GID_TABLE_LEN, GidEntry, active_mtu, gid_table, gid_table_len};
+pub use guid::node_guid;
+pub use interface::{Interface, NetView};
+pub use resolve::{ConfigFile, resolve};
+pub use settings::{Setting, settings, unknown_variables};
+
+/// The configuration file that is read when `METAROCE_CONFIG` names no other.
+pub const DEFAULT_CONFIG_PATH: &str = "/etc/metaroce.toml";
+
+/// Reads this process's configuration: file, then environment, resolved against the interfaces that exist now.
+///
+/// Called once by whoever opens the device and by the kernel-shim behind its re-entrancy guard. It reads files and
+/// the environment, allocates, and keeps nothing.
+///
+/// # Errors
+/// The first thing that is wrong, as one sentence that names it and its remedy.
+pub fn load() -> Result<DeviceConfig, ConfigError> {
+    let env = |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
+    let file = match env("METAROCE_CONFIG").filter(|path| !path.is_empty()) {
+        Some(path) => Some(ConfigFile::read(Path::new(&path))?),
+        None => ConfigFile::read_if_present(Path::new(DEFAULT_CONFIG_PATH))?,
+    };
+    resolve(&env, file.as_ref(), &NetView::of_this_host()?)
+}
 
 /// Everything a process needs to know about its `metaroce0`.
 #[derive(Debug, Clone, PartialEq)]
@@ -24,6 +61,8 @@ pub struct DeviceConfig {
     pub gso: bool,
     /// Faults to inject at the engine's edge.
     pub impairment: Impairment,
+    /// What to log: a level (`warn`) or an env_logger filter (`metaroce_engine=debug`).
+    pub log: String,
 }
 
 /// One network plane: an interface and the addresses used on it.
