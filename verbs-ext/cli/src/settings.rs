@@ -1,0 +1,69 @@
+//! `metaroce config`: every setting with its variable, default, range and present value.
+
+use std::process::ExitCode;
+
+use metaroce_config::{Setting, settings};
+use serde_json::{Value, json};
+
+use crate::device_config;
+
+/// Options of `metaroce config`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Print one JSON array
+    #[arg(long)]
+    json: bool,
+}
+
+/// Prints the settings; 1 when the present configuration is wrong.
+pub fn run(args: &Args) -> ExitCode {
+    if args.json {
+        let all: Vec<Value> = settings().iter().map(setting_json).collect();
+        println!("{}", Value::Array(all));
+    } else {
+        println!(
+            "Set these in the environment, or their keys in {} (TOML).\n",
+            metaroce_config::DEFAULT_CONFIG_PATH
+        );
+        for setting in settings() {
+            print!("{}", setting_text(setting));
+        }
+        println!(
+            "METAROCE_LIBDIR\n    Where the metaroce command looks for its libraries instead of beside itself."
+        );
+    }
+    for name in device_config::misspelt() {
+        eprintln!("metaroce: warning: {name} is no setting");
+    }
+    match metaroce_config::load() {
+        Ok(_) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("metaroce: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn present(setting: &Setting) -> Option<String> {
+    std::env::var_os(setting.name).map(|value| value.to_string_lossy().into_owned())
+}
+
+fn setting_text(setting: &Setting) -> String {
+    let mut text = setting.name.to_owned();
+    if let Some(key) = setting.key() {
+        text += &format!(" (key {key})");
+    }
+    text += &format!("\n    {}\n    takes {}", setting.help, setting.range);
+    if !setting.default.is_empty() {
+        text += &format!("; default {}", setting.default);
+    }
+    if let Some(value) = present(setting) {
+        text += &format!("; now {value}");
+    }
+    text + "\n"
+}
+
+fn setting_json(setting: &Setting) -> Value {
+    json!({ "variable": setting.name, "key": setting.key(), "default": setting.default, "range": setting.range,
+        "help": setting.help, "environment": present(setting) })
+}
