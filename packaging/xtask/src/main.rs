@@ -1,2 +1,93 @@
-//! Skeleton.
-fn main() {}
+//! Developer commands: `cargo xtask demo`, `test`, `soak`, `bench`.
+
+#![forbid(unsafe_code)]
+#![cfg_attr(test, expect(non_snake_case, reason = "tests are named subject__case"))]
+
+mod bench;
+mod demo;
+mod exec;
+mod ladder;
+mod packages;
+mod pyverbs;
+mod report;
+mod seed;
+mod stock;
+mod tidy;
+mod workspace;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use report::Report;
+use workspace::Workspace;
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Developer commands of metaroce", subcommand_required = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Build, show the device, move data between two processes with and without loss (loopback only)
+    Demo,
+    /// All tests, cheapest first; the last line counts them
+    Test {
+        /// Fewer stock-program combinations
+        #[arg(long)]
+        quick: bool,
+        /// Seed of the sample of stock-program combinations (printed; random when not given)
+        #[arg(long)]
+        seed: Option<u64>,
+        /// Only checks whose name contains this
+        filter: Option<String>,
+    },
+    /// Whole matrices of stock programs instead of a sample, over and over
+    Soak {
+        /// Seed of the order and of the injected faults (printed; random when not given)
+        #[arg(long)]
+        seed: Option<u64>,
+        /// Stop after this many minutes; without it, after one whole matrix
+        #[arg(long)]
+        minutes: Option<u64>,
+    },
+    /// Bandwidth and latency beside plain UDP and TCP in one run; exit code 1 below the goals
+    Bench {
+        /// Fewer and shorter runs
+        #[arg(long)]
+        quick: bool,
+        /// Write all figures to this file
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
+    },
+}
+
+fn main() -> ExitCode {
+    let workspace = match Workspace::find() {
+        Ok(workspace) => workspace,
+        Err(error) => {
+            eprintln!("xtask: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let result = match Cli::parse().command {
+        Task::Demo => demo::run(&workspace),
+        Task::Test { quick, seed, filter } => {
+            let options = ladder::Options { quick, seed: seed.unwrap_or_else(seed::fresh) };
+            ladder::run(&workspace, options, Report::new(filter))
+        }
+        Task::Soak { seed, minutes } => stock::soak(&workspace, seed.unwrap_or_else(seed::fresh), minutes),
+        Task::Bench { quick, json } => bench::run(&workspace, quick, json.as_deref()),
+    };
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("xtask: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! Running child processes: output collected, hard timeout, and only our own children are ever ended.
+
+use std::fmt;
+use std::io::Read;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How often a child is looked at while it runs.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// A child whose own children keep its output open is read for this long after its end.
+const OUTPUT_GRACE: Duration = Duration::from_secs(2);
+
+/// A child with its own process group; its stdout and stderr are read into one text while it runs.
+#[derive(Debug)]
+pub struct Running {
+    name: String,
+    child: Child,
+    text: Arc<Mutex<Vec<u8>>>,
+    readers: Vec<JoinHandle<()>>,
+    status: Option<ExitStatus>,
+}
+
+/// How a child ended.
+#[derive(Debug, Clone)]
+pub struct Finished {
+    /// Name given at the start.
+    pub name: String,
+    /// Process id it had.
+    pub pid: u32,
+    /// Exit status; `None` when the timeout ended it.
+    pub status: Option<ExitStatus>,
+    /// stdout and stderr in order of arrival.
+    pub output: String,
+}
+
+impl Finished {
+    /// Exit code 0.
+    pub fn success(&self) -> bool {
+        self.status.is_some_and(|status| status.success())
+    }
+}
+
+impl fmt::Display for Finished {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.status {
+            None => writeln!(f, "--- {}: ended by timeout; its output:", self.name)?,
+            Some(status) => writeln!(f, "--- {}: {status}; its output:", self.name)?,
+        }
+        f.write_str(self.output.trim_end())
+    }
+}
+
+impl Running {
+    /// Starts `command` in a process group of its own, without stdin.
+    pub fn start(name: impl Into<String>, command: &mut Command) -> std::io::Result<Running> {
+        let name = name.into();
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0)
+            .spawn()
+            .map_err(|error| std::io::Error::new(error.kind(), format!("{name} does not start: {error}")))?;
+        let text = Arc::new(Mutex::new(Vec::new()));
+        let mut readers = Vec::new();
+        readers.extend(child.stdout.take().map(|pipe| read_into(pipe, &text)));
+        readers.extend(child.stderr.take().map(|pipe| read_into(pipe, &text)));
+        Ok(Running { name, child, text, readers, status: None })
+    }
+
+    /// Process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Whether it has ended by itself.
+    pub fn has_ended(&mut self) -> bool {
+        if self.status.is_none() {
+            self.status = self.child.try_wait().ok().flatten();
+        }
+        self.status.is_some()
+    }
+
+    /// What it has printed so far.
+    pub fn output_so_far(&self) -> String {
+        String::from_utf8_lossy(&self.text.lock().unwrap_or_else(|e| e.into_inner())).into_owned()
+    }
+
+    /// Waits until it ends or `deadline` passes; then it is killed.
+    pub fn finish(mut self, deadline: Instant) -> Finished {
+        while !self.has_ended() && Instant::now() < deadline {
+            std::thread::sleep(LOOK_EVERY);
+        }
+        let status = self.status;
+        self.kill();
+        let grace = Instant::now() + OUTPUT_GRACE;
+        while self.readers.iter().any(|reader| !reader.is_finished()) && Instant::now() < grace {
+            std::thread::sleep(LOOK_EVERY);
+        }
+        Finished { name: self.name.clone(), pid: self.pid(), status, output: self.output_so_far() }
+    }
+
+    /// Ends it and whatever it started in its process group, and reaps it.
+    fn kill(&mut self) {
+        if self.has_ended() {
+            return;
+        }
+        // The child is not reaped yet, so its group id cannot belong to anybody else. std has no killpg.
+        let group = format!("-{}", self.pid());
+        let _ = Command::new("/bin/sh").args(["-c", "kill -9 \"$1\"", "sh", &group]).status();
+        let _ = self.child.kill();
+        self.status = self.child.wait().ok();
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn read_into(mut pipe: impl Read + Send + 'static, text: &Arc<Mutex<Vec<u8>>>) -> JoinHandle<()> {
+    let text = Arc::clone(text);
+    std::thread::spawn(move || {
+        let mut chunk = [0; 4096];
+        while let Ok(count @ 1..) = pipe.read(&mut chunk) {
+            text.lock().unwrap_or_else(|e| e.into_inner()).extend_from_slice(&chunk[..count]);
+        }
+    })
+}
+
+/// Runs `command` to its end or for at most `timeout`.
+pub fn run(name: &str, command: &mut Command, timeout: Duration) -> std::io::Result<Finished> {
+    Ok(Running::start(name, command)?.finish(Instant::now() + timeout))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    #[test]
+    fn run__collects_both_streams_and_the_exit_code() {
+        let done = run("sh", &mut shell("echo out; echo err >&2; exit 3"), Duration::from_secs(10)).unwrap();
+        assert!(done.output.contains("out") && done.output.contains("err"));
+        assert_eq!(done.status.and_then(|status| status.code()), Some(3));
+        assert!(!done.success());
+    }
+
+    #[test]
+    fn run__timeout_ends_the_whole_group_and_says_so() {
+        let started = Instant::now();
+        let script = "echo begun; sleep 600 & wait";
+        let done = run("sh", &mut shell(script), Duration::from_millis(300)).unwrap();
+        assert!(done.status.is_none());
+        // A surviving grandchild would keep the output open for the whole grace.
+        assert!(started.elapsed() < OUTPUT_GRACE);
+        assert!(done.to_string().contains("ended by timeout") && done.output.contains("begun"));
+    }
+}

@@ -1,0 +1,154 @@
+//! One line per check, and the count that ends every run.
+
+use std::time::{Duration, Instant};
+
+/// How a check ended when it did not pass.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Trouble {
+    /// Something is wrong; the text is shown below the FAIL line.
+    Fail(String),
+    /// This machine cannot do it; the reason, one line.
+    Skip(String),
+}
+
+impl Trouble {
+    /// A failure with its text.
+    pub fn fail(text: impl Into<String>) -> Trouble {
+        Trouble::Fail(text.into())
+    }
+}
+
+impl From<std::io::Error> for Trouble {
+    fn from(error: std::io::Error) -> Trouble {
+        Trouble::Fail(error.to_string())
+    }
+}
+
+/// What a check hands back: a remark for its line, or why it did not pass.
+pub type Outcome = Result<String, Trouble>;
+
+/// Counts and prints checks. Passing ones are quiet: one line each.
+#[derive(Debug)]
+pub struct Report {
+    filter: Option<String>,
+    started: Instant,
+    passed: u64,
+    failed: u64,
+    skipped: u64,
+    failures: Vec<String>,
+}
+
+impl Report {
+    /// A report that runs only checks whose name contains `filter`.
+    pub fn new(filter: Option<String>) -> Report {
+        Report { filter, started: Instant::now(), passed: 0, failed: 0, skipped: 0, failures: Vec::new() }
+    }
+
+    /// Whether a check of this name is asked for.
+    pub fn wants(&self, name: &str) -> bool {
+        self.filter.as_ref().is_none_or(|filter| name.contains(filter.as_str()))
+    }
+
+    /// Whether any check of a group may be asked for: the filter names one of its checks or a part of the group.
+    pub fn wants_any(&self, names: impl IntoIterator<Item = impl AsRef<str>>) -> bool {
+        self.filter.is_none() || names.into_iter().any(|name| self.wants(name.as_ref()))
+    }
+
+    /// Runs a check when asked for, prints its line and counts it; true unless it failed.
+    pub fn check(&mut self, name: &str, run: impl FnOnce() -> Outcome) -> bool {
+        if !self.wants(name) {
+            return true;
+        }
+        let started = Instant::now();
+        let outcome = run();
+        self.record(name, started.elapsed(), outcome)
+    }
+
+    /// Counts and prints a check that was run elsewhere; true unless it failed.
+    pub fn record(&mut self, name: &str, took: Duration, outcome: Outcome) -> bool {
+        let took = took.as_secs_f64();
+        match outcome {
+            Ok(remark) => {
+                self.passed += 1;
+                let remark = if remark.is_empty() { remark } else { format!("  {remark}") };
+                println!("PASS  {name} ({took:.1} s){remark}");
+                true
+            }
+            Err(Trouble::Skip(reason)) => {
+                self.skipped += 1;
+                println!("SKIP  {name}: {reason}");
+                true
+            }
+            Err(Trouble::Fail(text)) => {
+                self.failed += 1;
+                self.failures.push(name.to_owned());
+                println!("FAIL  {name} ({took:.1} s)");
+                for line in text.trim_end().lines() {
+                    println!("      {line}");
+                }
+                false
+            }
+        }
+    }
+
+    /// Prints a result that is shown but not counted.
+    pub fn note(&self, name: &str, took: Duration, remark: &str) {
+        println!("note  {name} ({:.1} s)  {remark}", took.as_secs_f64());
+    }
+
+    /// Adds checks that another program counted (cargo test, pytests).
+    pub fn add(&mut self, passed: u64, failed: u64, skipped: u64) {
+        self.passed += passed;
+        self.failed += failed;
+        self.skipped += skipped;
+    }
+
+    /// Prints what failed and, as the very last line, the count; true when nothing failed and something ran.
+    pub fn finish(self) -> bool {
+        let minutes = self.started.elapsed().as_secs_f64() / 60.0;
+        println!("\n{minutes:.1} minutes");
+        if !self.failures.is_empty() {
+            println!("failed: {}", self.failures.join(", "));
+        }
+        if self.passed + self.failed + self.skipped == 0 {
+            println!("nothing matches the filter {:?}", self.filter.as_deref().unwrap_or(""));
+        }
+        println!("{} passed, {} failed, {} skipped", self.passed, self.failed, self.skipped);
+        self.failed == 0 && self.passed + self.skipped > 0
+    }
+}
+
+/// Prints a line that says what is going on now.
+pub fn progress(text: &str) {
+    println!("....  {text}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn report__counts_every_kind() {
+        let mut report = Report::new(None);
+        assert!(report.check("a", || Ok(String::new())));
+        assert!(report.check("b", || Err(Trouble::Skip("no".to_owned()))));
+        assert!(!report.check("c", || Err(Trouble::fail("broken"))));
+        report.add(10, 0, 2);
+        assert_eq!((report.passed, report.failed, report.skipped), (11, 1, 3));
+        assert!(!report.finish());
+    }
+
+    #[test]
+    fn report__filter_runs_matching_checks_only() {
+        let mut report = Report::new(Some("ib_".to_owned()));
+        assert!(report.check("fmt", || Err(Trouble::fail("must not run"))));
+        assert!(report.check("ib_write_bw", || Ok(String::new())));
+        assert!(report.wants_any(["fmt", "ib_read_lat"]) && !report.wants_any(["fmt", "clippy"]));
+        assert!(report.finish());
+    }
+
+    #[test]
+    fn report__a_filter_that_matches_nothing_is_no_success() {
+        assert!(!Report::new(Some("zzz".to_owned())).finish());
+    }
+}

@@ -1,0 +1,180 @@
+//! Unmodified Debian programs under the shim: the device must look and work right to them.
+
+pub mod pair;
+pub mod perftest;
+mod pingpong;
+mod spray;
+
+use std::time::{Duration, Instant};
+
+use crate::exec;
+use crate::ladder::{self, Options};
+use crate::packages;
+use crate::report::{Outcome, Report, Trouble, progress};
+use crate::seed::Random;
+use crate::workspace::Workspace;
+
+/// Longest time for a program that only looks at the device.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(20);
+/// Runs in a row of the repeated ping-pong.
+const REPEATS: usize = 100;
+const REPEATS_QUICK: usize = 10;
+
+/// Names of all checks of this module, for filters.
+pub fn names() -> impl Iterator<Item = String> {
+    let fixed = [
+        "ibv_devices",
+        "ibv_devinfo",
+        "metaroce devices",
+        "metaroce doctor",
+        REPEATED,
+        spray::EVEN,
+        spray::LOSS,
+    ];
+    fixed
+        .map(str::to_owned)
+        .into_iter()
+        .chain(pingpong::matrix().into_iter().map(|case| case.name()))
+        .chain(perftest::matrix().into_iter().map(|case| case.name()))
+}
+
+const REPEATED: &str = "ibv_rc_pingpong: many runs in a row, 1 % loss";
+
+/// The sample CI runs, chosen by the seed.
+pub fn sample(workspace: &Workspace, options: Options, report: &mut Report) {
+    let mut random = Random::new(options.seed);
+    if !device_checks(workspace, report) {
+        progress("the device does not come up: the programs that move data are left out");
+        return;
+    }
+    let (pingpongs, perftests) = if options.quick { (8, 1) } else { (20, 40) };
+    let mut cases = pingpong::matrix();
+    random.shuffle(&mut cases);
+    // A filter asks for certain cases: then the whole matrix is there to be asked for.
+    let keep = if report.wants_any(["any other check"]) { pingpongs } else { cases.len() };
+    cases.truncate(keep);
+    for case in cases {
+        let seed = random.next();
+        report.check(&case.name(), || case.run(workspace, seed));
+    }
+    let count = if report.wants_any(["any other check"]) { perftests } else { usize::MAX };
+    for case in perftest::sample(&mut random, count) {
+        let seed = random.next();
+        report.check(&case.name(), || case.run(workspace, seed));
+    }
+    let repeats = if options.quick { REPEATS_QUICK } else { REPEATS };
+    report.check(REPEATED, || repeated(workspace, repeats, &mut random));
+    report.check(spray::EVEN, || spray::even(workspace));
+    report.check(spray::LOSS, || spray::loss(workspace, options.seed));
+}
+
+/// `cargo xtask soak`: the whole matrices in random order, again and again until the time is up.
+pub fn soak(workspace: &Workspace, seed: u64, minutes: Option<u64>) -> Result<bool, String> {
+    packages::ensure(&[packages::BUILD, packages::TEST])?;
+    println!("seed {seed} (repeat with: cargo xtask soak --seed {seed})");
+    ladder::release_build(workspace)?;
+    let mut report = Report::new(None);
+    let mut random = Random::new(seed);
+    let deadline = minutes.map(|minutes| Instant::now() + Duration::from_secs(60 * minutes));
+    let over = || deadline.is_some_and(|deadline| Instant::now() >= deadline);
+    if !device_checks(workspace, &mut report) {
+        return Ok(report.finish());
+    }
+    loop {
+        for case in shuffled(&mut random) {
+            if over() {
+                return Ok(report.finish());
+            }
+            let seed = random.next();
+            match case {
+                Case::Pingpong(case) => report.check(&case.name(), || case.run(workspace, seed)),
+                Case::Perftest(case) => report.check(&case.name(), || case.run(workspace, seed)),
+            };
+        }
+        report.check(REPEATED, || repeated(workspace, REPEATS, &mut random));
+        report.check(spray::EVEN, || spray::even(workspace));
+        report.check(spray::LOSS, || spray::loss(workspace, random.next()));
+        if minutes.is_none() {
+            return Ok(report.finish());
+        }
+    }
+}
+
+enum Case {
+    Pingpong(pingpong::Case),
+    Perftest(perftest::Case),
+}
+
+fn shuffled(random: &mut Random) -> Vec<Case> {
+    let pingpongs = pingpong::matrix().into_iter().map(Case::Pingpong);
+    let mut cases: Vec<Case> = pingpongs.chain(perftest::matrix().into_iter().map(Case::Perftest)).collect();
+    random.shuffle(&mut cases);
+    cases
+}
+
+/// What needs no data path; false when the device cannot even be opened.
+fn device_checks(workspace: &Workspace, report: &mut Report) -> bool {
+    let listed = report.check("ibv_devices", || {
+        look(workspace, "ibv_devices", &[], |text| {
+            let count = text.lines().filter(|line| line.trim_start().starts_with("metaroce0")).count();
+            (count == 1)
+                .then(String::new)
+                .ok_or_else(|| format!("metaroce0 is listed {count} times, not once"))
+        })
+    });
+    let opened =
+        report.check("ibv_devinfo", || look(workspace, "ibv_devinfo", &["-v", "-d", "metaroce0"], devinfo));
+    report.check("metaroce devices", || own(workspace, &["devices"]));
+    report.check("metaroce doctor", || own(workspace, &["doctor", "ibv_devinfo"]));
+    listed && opened
+}
+
+/// What `ibv_devinfo -v` must say: one active Ethernet port, RoCE v2 GIDs, the first an IPv4-mapped one.
+fn devinfo(text: &str) -> Result<String, String> {
+    let has = |what: &str| text.contains(what).then_some(()).ok_or(format!("no `{what}`"));
+    has("PORT_ACTIVE")?;
+    has("link_layer:\t\tEthernet")?;
+    let gids: Vec<&str> = text.lines().filter(|line| line.trim_start().starts_with("GID[")).collect();
+    let first = gids.first().ok_or("no GID")?;
+    if !first.contains("::ffff:127.0.0.1") {
+        return Err(format!("GID 0 is not the IPv4-mapped address of lo: {first}"));
+    }
+    match gids.iter().find(|line| !line.contains("RoCE v2")) {
+        Some(line) => Err(format!("not RoCE v2: {line}")),
+        None => Ok(format!("{} GIDs", gids.len())),
+    }
+}
+
+/// Runs a program that only looks at the device and judges its output.
+fn look(
+    workspace: &Workspace,
+    name: &str,
+    arguments: &[&str],
+    judge: impl FnOnce(&str) -> Result<String, String>,
+) -> Outcome {
+    let mut command = workspace.under_metaroce(&pair::program(name)?);
+    let done = exec::run(name, command.args(arguments), LOOK_TIMEOUT)?;
+    if !done.success() {
+        return Err(Trouble::Fail(done.to_string()));
+    }
+    judge(&done.output).map_err(|wrong| Trouble::Fail(format!("{wrong}\n{done}")))
+}
+
+/// Runs the `metaroce` command; it must exit with 0.
+fn own(workspace: &Workspace, arguments: &[&str]) -> Outcome {
+    let done = exec::run("metaroce", &mut workspace.metaroce_command(arguments), LOOK_TIMEOUT)?;
+    if done.success() { Ok(String::new()) } else { Err(Trouble::Fail(done.to_string())) }
+}
+
+/// The same ping-pong again and again under loss: the last acknowledgement of an exiting process gets lost too.
+fn repeated(workspace: &Workspace, count: usize, random: &mut Random) -> Outcome {
+    let case = pingpong::repeated();
+    for round in 1..=count {
+        let seed = random.next();
+        case.run(workspace, seed).map_err(|trouble| match trouble {
+            Trouble::Fail(text) => Trouble::Fail(format!("run {round} of {count}, seed {seed}: {text}")),
+            skip => skip,
+        })?;
+    }
+    Ok(format!("{count} runs"))
+}

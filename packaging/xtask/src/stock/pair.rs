@@ -1,0 +1,219 @@
+//! Runs a stock program as server and client: own port per run, readiness seen and not slept for, hard timeout.
+
+use std::ffi::OsString;
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::exec::{Finished, Running};
+use crate::packages::find_in_path;
+use crate::report::Trouble;
+use crate::workspace::Workspace;
+
+/// How often the server's port is looked for.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// A server must listen within this time.
+const LISTEN_TIMEOUT: Duration = Duration::from_secs(20);
+/// Attempts when somebody else takes the port between our choice and the server's bind.
+const PORT_ATTEMPTS: usize = 5;
+/// What servers print when their port is taken.
+const PORT_TAKEN: [&str; 4] =
+    ["Address already in use", "Couldn't listen to port", "bind() failed", "Couldn't connect to"];
+
+/// Seeded faults for one run.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Faults {
+    /// Share of packets dropped, per mille.
+    pub loss_per_mille: u32,
+    /// Seed of the pattern.
+    pub seed: u64,
+}
+
+impl Faults {
+    /// The environment that asks for them.
+    pub fn apply(&self, command: &mut Command) {
+        if self.loss_per_mille > 0 {
+            command.env("METAROCE_LOSS", format!("{}", f64::from(self.loss_per_mille) / 1000.0));
+            command.env("METAROCE_SEED", self.seed.to_string());
+        }
+    }
+}
+
+/// One server-and-client run.
+#[derive(Debug, Clone)]
+pub struct Pair {
+    /// Program both ends run.
+    pub program: &'static str,
+    /// Arguments of both ends, without port and address.
+    pub arguments: Vec<String>,
+    /// Faults on both ends.
+    pub faults: Faults,
+    /// Both ends together must end within this time.
+    pub timeout: Duration,
+}
+
+/// Both ends after their end.
+#[derive(Debug, Clone)]
+pub struct Ended {
+    /// The end that was started first.
+    pub server: Finished,
+    /// The end that connected.
+    pub client: Finished,
+}
+
+impl Ended {
+    /// Both outputs, for a failure.
+    pub fn text(&self, headline: &str) -> String {
+        format!("{headline}\n{}\n{}", self.server, self.client)
+    }
+}
+
+/// Path of a stock program; a skip when the machine does not have it.
+pub fn program(name: &str) -> Result<PathBuf, Trouble> {
+    find_in_path(name).ok_or_else(|| Trouble::Skip(format!("{name} is not installed")))
+}
+
+impl Pair {
+    /// Runs both ends; fails unless both end with code 0 in time.
+    pub fn run(&self, workspace: &Workspace) -> Result<Ended, Trouble> {
+        let program = program(self.program)?;
+        let deadline = Instant::now() + self.timeout;
+        let (server, client) = serve_and_connect(
+            self.program,
+            |port| self.command(workspace, &program, port, None),
+            |port| self.command(workspace, &program, port, Some("127.0.0.1")),
+        )
+        .map_err(|trouble| match trouble {
+            Trouble::Fail(text) => Trouble::Fail(format!("{}\n{text}", self.line())),
+            skip => skip,
+        })?;
+        self.judge(server, client, deadline)
+    }
+
+    fn judge(&self, server: Running, client: Running, deadline: Instant) -> Result<Ended, Trouble> {
+        let client = client.finish(deadline);
+        // A client that failed leaves its server waiting: no need to wait for the whole timeout then.
+        let patience = if client.success() { deadline } else { Instant::now() + Duration::from_secs(2) };
+        let ended = Ended { server: server.finish(patience), client };
+        if ended.client.success() && ended.server.success() {
+            return Ok(ended);
+        }
+        let headline = match (ended.client.status, ended.server.status) {
+            (None, _) => format!("client did not end within {} s", self.timeout.as_secs()),
+            (Some(status), _) if !status.success() => format!("client failed ({status})"),
+            (_, None) => format!("server did not end within {} s", self.timeout.as_secs()),
+            (_, Some(status)) => format!("server failed ({status})"),
+        };
+        Err(Trouble::fail(ended.text(&format!("{headline}: {}", self.line()))))
+    }
+
+    fn command(
+        &self,
+        workspace: &Workspace,
+        program: &std::path::Path,
+        port: u16,
+        peer: Option<&str>,
+    ) -> Command {
+        let mut command = workspace.under_metaroce(program);
+        command.args(&self.arguments).arg("-p").arg(port.to_string()).args(peer.map(OsString::from));
+        self.faults.apply(&mut command);
+        command
+    }
+
+    /// The command line a person would type to see it again.
+    fn line(&self) -> String {
+        let faults = match self.faults {
+            Faults { loss_per_mille: 0, .. } => String::new(),
+            Faults { loss_per_mille, seed } => {
+                format!(" --loss {} --seed {seed}", f64::from(loss_per_mille) / 1000.0)
+            }
+        };
+        format!(
+            "metaroce run --planes lo{faults} -- {} {} [127.0.0.1]",
+            self.program,
+            self.arguments.join(" ")
+        )
+    }
+}
+
+/// Starts a server on a port of its own, waits until it listens, starts its client. When somebody else takes the port
+/// between our choice and the server's bind, another port is tried.
+pub fn serve_and_connect(
+    name: &str,
+    server: impl Fn(u16) -> Command,
+    client: impl Fn(u16) -> Command,
+) -> Result<(Running, Running), Trouble> {
+    let mut taken = String::new();
+    for _ in 0..PORT_ATTEMPTS {
+        let port = free_port()?;
+        let mut running = Running::start(format!("{name} server"), &mut server(port))?;
+        match wait_for_listener(&mut running, port) {
+            Ok(()) => return Ok((running, Running::start(format!("{name} client"), &mut client(port))?)),
+            Err(text) if PORT_TAKEN.iter().any(|mark| text.contains(mark)) => taken = text,
+            Err(text) => return Err(Trouble::Fail(text)),
+        }
+    }
+    Err(Trouble::fail(format!("no free port in {PORT_ATTEMPTS} attempts\n{taken}")))
+}
+
+/// A port the kernel says is free now.
+fn free_port() -> std::io::Result<u16> {
+    Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
+}
+
+/// Waits until something listens on `port`; the server's output when it ends or stays silent instead. Connecting
+/// would be simpler, but these servers take the first connection for their peer.
+fn wait_for_listener(server: &mut Running, port: u16) -> Result<(), String> {
+    let deadline = Instant::now() + LISTEN_TIMEOUT;
+    while !is_listening(port) {
+        if server.has_ended() {
+            // The pipe may hold the reason still.
+            std::thread::sleep(LOOK_EVERY * 4);
+            return Err(format!("server ended before it listened:\n{}", server.output_so_far()));
+        }
+        if Instant::now() > deadline {
+            return Err(format!("server does not listen after 20 s:\n{}", server.output_so_far()));
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+    Ok(())
+}
+
+fn is_listening(port: u16) -> bool {
+    ["/proc/net/tcp", "/proc/net/tcp6"]
+        .iter()
+        .filter_map(|path| std::fs::read_to_string(path).ok())
+        .any(|table| table_lists(&table, port))
+}
+
+/// Whether a `/proc/net/tcp` table has a LISTEN socket (state 0A) on `port`.
+fn table_lists(table: &str, port: u16) -> bool {
+    let suffix = format!(":{port:04X}");
+    table.lines().skip(1).any(|line| {
+        let mut fields = line.split_ascii_whitespace().skip(1);
+        fields.next().is_some_and(|local| local.ends_with(&suffix)) && fields.nth(1) == Some("0A")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn table_lists__listen_sockets_only() {
+        let table = "  sl  local_address rem_address   st tx_queue\n   \
+            0: 0100007F:1F90 00000000:0000 0A 00000000:00000000\n   \
+            1: 0100007F:1F91 0100007F:0050 01 00000000:00000000\n";
+        assert!(table_lists(table, 0x1f90));
+        assert!(!table_lists(table, 0x1f91));
+        assert!(!table_lists(table, 0x1f92));
+    }
+
+    #[test]
+    fn is_listening__sees_a_real_listener() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        assert!(is_listening(port));
+    }
+}
