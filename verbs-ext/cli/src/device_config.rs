@@ -26,3 +26,24 @@ pub fn misspelt() -> Vec<String> {
     let unknown = metaroce_config::unknown_variables(names.iter().map(String::as_str));
     unknown.into_iter().filter(|name| !OURS.contains(name)).map(str::to_owned).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sample_file__has_only_keys_and_values_the_device_takes() {
+        let sample = include_str!("../../../packaging/metaroce.toml");
+        // Every line that is a setting behind a comment mark, but the planes: those depend on the machine.
+        let is_setting =
+            |line: &&str| line.contains(" = ") && !line.starts_with(' ') && !line.starts_with("planes");
+        let lines: Vec<&str> =
+            sample.lines().filter_map(|line| line.strip_prefix('#')).filter(is_setting).collect();
+        assert!(lines.len() >= 5, "{lines:?}");
+        let text = format!("planes = \"lo\"\n{}\n", lines.join("\n"));
+        let file = ConfigFile { path: "metaroce.toml".into(), text };
+        let view = NetView::of_this_host().unwrap();
+        let config = metaroce_config::resolve(&|_| None, Some(&file), &view).unwrap();
+        assert_eq!((config.impairment.loss, config.impairment.seed), (0.01, 1));
+    }
+}
