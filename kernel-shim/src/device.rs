@@ -1,0 +1,228 @@
+//! The device the shim shows: configuration, numbers and names, and what a real RDMA stack has next to it.
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+
+use metaroce_config::{DeviceConfig, GidEntry};
+
+use crate::{netlink, store, sysfs};
+
+/// Name of the device.
+pub(crate) const NAME: &str = "metaroce0";
+/// A device that is always there, opens for everyone and does nothing: our uverbs node is this one by another name.
+pub(crate) const NODE_PATH: &str = "/dev/null";
+
+/// Everything the kernel interfaces say about the device.
+#[derive(Debug)]
+pub(crate) struct Device {
+    pub config: DeviceConfig,
+    pub gids: Vec<GidEntry>,
+    pub gid_table_len: usize,
+    /// Host order.
+    pub node_guid: u64,
+    /// Netlink index.
+    pub index: u32,
+    /// `uverbsN`, the first name that no real device has.
+    pub uverbs: String,
+    /// Device number of [`NODE_PATH`], as stat gives it.
+    pub rdev: u64,
+    pub real: RealStack,
+}
+
+/// What the kernel itself has; `None` where the class or directory does not exist.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub(crate) struct RealStack {
+    /// Entries of /sys/class/infiniband.
+    pub ibdevs: Option<Vec<String>>,
+    /// Entries of /sys/class/infiniband_verbs.
+    pub uverbs: Option<Vec<String>>,
+    /// Entries of /dev/infiniband.
+    pub nodes: Option<Vec<String>>,
+    /// The kernel has RDMA netlink.
+    pub netlink: bool,
+}
+
+impl Device {
+    fn new() -> Result<Device, String> {
+        let config = metaroce_config::load().map_err(|error| error.to_string())?;
+        let node = fs::metadata(NODE_PATH)
+            .ok()
+            .filter(|meta| meta.file_type().is_char_device())
+            .ok_or_else(|| format!("{NODE_PATH} is not a character device; mount a usual /dev here"))?;
+        let real = RealStack::of_this_host();
+        let gids = metaroce_config::gid_table(&config);
+        Ok(Device {
+            gids,
+            gid_table_len: metaroce_config::gid_table_len(&config),
+            node_guid: metaroce_config::node_guid(&config),
+            index: if real.has_devices() { FIRST_INDEX_BESIDE_REAL } else { 0 },
+            uverbs: real.free_uverbs(),
+            rdev: node.rdev(),
+            real,
+            config,
+        })
+    }
+
+    /// Plane 0, which gives the device its state.
+    pub(crate) fn plane0(&self) -> &metaroce_config::Plane {
+        &self.config.planes[0]
+    }
+}
+
+/// Kernel indices count up from 0, so a real device never reaches this one.
+const FIRST_INDEX_BESIDE_REAL: u32 = 1000;
+
+impl RealStack {
+    fn of_this_host() -> RealStack {
+        let list = |directory: &str| {
+            let names =
+                fs::read_dir(directory).ok()?.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+            let mut names: Vec<String> = names.collect();
+            names.sort();
+            Some(names)
+        };
+        RealStack {
+            ibdevs: list("/sys/class/infiniband"),
+            uverbs: list("/sys/class/infiniband_verbs"),
+            nodes: list("/dev/infiniband"),
+            netlink: netlink::kernel_has_it(),
+        }
+    }
+
+    fn has_devices(&self) -> bool {
+        self.ibdevs.as_ref().is_some_and(|names| !names.is_empty())
+    }
+
+    /// The first `uverbsN` that neither sysfs nor /dev has.
+    fn free_uverbs(&self) -> String {
+        let taken = |name: &String| {
+            [&self.uverbs, &self.nodes]
+                .iter()
+                .any(|names| names.as_ref().is_some_and(|names| names.contains(name)))
+        };
+        (0..).map(|number| format!("uverbs{number}")).find(|name| !taken(name)).unwrap_or_default()
+    }
+}
+
+/// What this process has found out; replaced as a whole when it moved to another network namespace or user.
+struct State {
+    netns: u64,
+    euid: u32,
+    device: Result<Device, String>,
+    /// Path of the tree in the file system; null until a path leads into it.
+    tree: AtomicPtr<Vec<u8>>,
+}
+
+// Published without a lock: a child forked while another thread was looking must not find one taken. What is replaced
+// is never freed, because other threads may still read it; replacements are as rare as namespace changes.
+static STATE: AtomicPtr<State> = AtomicPtr::new(ptr::null_mut());
+
+/// The device, or `None` when its configuration is broken, which is then said once. Call under [`crate::guard::run`].
+pub(crate) fn current() -> Option<&'static Device> {
+    match &state().device {
+        Ok(device) => Some(device),
+        Err(message) => {
+            complain(message);
+            None
+        }
+    }
+}
+
+/// The path of `device`'s tree, made or remade when it is not there; `None` when that fails, which is then said once.
+pub(crate) fn tree(device: &Device) -> Option<&'static [u8]> {
+    let state = state();
+    // SAFETY: the pointer is null or came from Box::leak below.
+    if let Some(path) = unsafe { state.tree.load(Ordering::Acquire).as_ref() }
+        && store::is_there(path)
+    {
+        return Some(path);
+    }
+    match store::materialise(&sysfs::tree(device)) {
+        Ok(path) => {
+            let path: &'static Vec<u8> = Box::leak(Box::new(path));
+            state.tree.store(ptr::from_ref(path).cast_mut(), Ordering::Release);
+            Some(path)
+        }
+        Err(message) => {
+            complain(&message);
+            None
+        }
+    }
+}
+
+fn state() -> &'static State {
+    let netns = fs::metadata("/proc/thread-self/ns/net").map_or(0, |meta| meta.ino());
+    // SAFETY: plain system call.
+    let euid = unsafe { libc::geteuid() };
+    // SAFETY: the pointer is null or came from Box::leak below.
+    if let Some(state) = unsafe { STATE.load(Ordering::Acquire).as_ref() }
+        && state.netns == netns
+        && state.euid == euid
+    {
+        return state;
+    }
+    let fresh = State { netns, euid, device: Device::new(), tree: AtomicPtr::new(ptr::null_mut()) };
+    let fresh: &'static State = Box::leak(Box::new(fresh));
+    STATE.store(ptr::from_ref(fresh).cast_mut(), Ordering::Release);
+    fresh
+}
+
+/// Says once per process, in one line on stderr, why the device is not there.
+fn complain(message: &str) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if !SAID.swap(true, Ordering::Relaxed) {
+        let line = format!("metaroce: no device {NAME}: {message}\n");
+        // SAFETY: `line` is valid for its length. A short or failed write loses a message and nothing else.
+        unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) };
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use metaroce_config::{Interface, NetView};
+
+    /// A device on an interface with one IPv4 and one IPv6 address, beside `real`.
+    pub(crate) fn device(real: RealStack) -> Device {
+        let interface = Interface {
+            name: "test0".into(),
+            index: 77,
+            mtu: 1500,
+            mac: [2, 0, 0, 0, 0, 1],
+            addrs: vec!["192.0.2.1".parse().unwrap(), "2001:db8::1".parse().unwrap()],
+            up: true,
+            running: true,
+            loopback: false,
+        };
+        let net = NetView { interfaces: vec![interface], default_route: None };
+        let config = metaroce_config::resolve(&|_| None, None, &net).unwrap();
+        Device {
+            gids: metaroce_config::gid_table(&config),
+            gid_table_len: metaroce_config::gid_table_len(&config),
+            node_guid: metaroce_config::node_guid(&config),
+            index: 0,
+            uverbs: real.free_uverbs(),
+            rdev: libc::makedev(1, 3),
+            real,
+            config,
+        }
+    }
+
+    /// A host with one real device.
+    pub(crate) fn real_stack() -> RealStack {
+        RealStack {
+            ibdevs: Some(vec!["mlx5_0".into()]),
+            uverbs: Some(vec!["abi_version".into(), "uverbs0".into()]),
+            nodes: Some(vec!["rdma_cm".into(), "uverbs0".into(), "uverbs1".into()]),
+            netlink: true,
+        }
+    }
+
+    #[test]
+    fn free_uverbs__is_the_first_that_nobody_has() {
+        assert_eq!(RealStack::default().free_uverbs(), "uverbs0");
+        assert_eq!(real_stack().free_uverbs(), "uverbs2");
+    }
+}
