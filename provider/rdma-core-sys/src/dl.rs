@@ -44,6 +44,13 @@ impl Libibverbs {
         let loaded = unsafe { libc::dlopen(c"libibverbs.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
         // A program that bundles libibverbs has it under another name, or inside itself.
         let handle = if loaded.is_null() { libc::RTLD_DEFAULT } else { loaded };
+        // SAFETY: a dlopen handle or RTLD_DEFAULT.
+        unsafe { Self::resolve_in(handle) }.map_err(|e| if loaded.is_null() { DlError::NotLoaded } else { e })
+    }
+
+    /// # Safety
+    /// `handle` is a dlopen handle or RTLD_DEFAULT.
+    unsafe fn resolve_in(handle: *mut c_void) -> Result<Self, DlError> {
         // SAFETY: each symbol has, in every libibverbs that exports it, the type of the field it is put into.
         unsafe {
             Ok(Self {
@@ -54,7 +61,6 @@ impl Libibverbs {
                 get_device_guid: symbol(handle, c"ibv_get_device_guid")?,
             })
         }
-        .map_err(|e| if loaded.is_null() { DlError::NotLoaded } else { e })
     }
 }
 

@@ -1,0 +1,32 @@
+//! Address handles: checked and resolved at creation, for datagrams to use.
+
+use std::sync::Arc;
+
+use rdma_core_sys::{ibv_ah, ibv_ah_attr};
+
+use crate::addr::Addresses;
+use crate::ffi::{CPart, Object, Result, next_handle};
+use crate::pd::{Pd, PdShared};
+
+/// An address handle.
+#[repr(C)]
+pub(crate) struct Ah {
+    _c: CPart<ibv_ah>,
+    /// Keeps the PD in use.
+    _pd: Arc<PdShared>,
+}
+
+// SAFETY: repr(C), the C part is first and is an ibv_ah.
+unsafe impl Object for Ah {
+    type C = ibv_ah;
+}
+
+impl Ah {
+    /// EINVAL when the address vector is not one of RoCE.
+    pub(crate) fn create(pd: &Pd, attr: &ibv_ah_attr) -> Result<Box<Self>> {
+        let pd = Arc::clone(&pd.shared);
+        Addresses::resolve(pd.context.device.config(), attr)?;
+        let _c = CPart::new(|ah: &mut ibv_ah| ah.handle = next_handle());
+        Ok(Box::new(Self { _c, _pd: pd }))
+    }
+}

@@ -1,0 +1,166 @@
+//! Views of work request chains: the part of the unsafe fence that reads `ibv_send_wr` and `ibv_recv_wr` lists.
+
+use std::ffi::c_int;
+use std::marker::PhantomData;
+use std::slice;
+
+use metaroce_proto::types::Sge;
+use rdma_core_sys::*;
+
+/// A chain of send requests. Iterate with [`SendChain::next`].
+pub(crate) struct SendChain<'a> {
+    next: *mut ibv_send_wr,
+    life: PhantomData<&'a ibv_send_wr>,
+}
+
+/// One send request of a chain.
+#[derive(Clone, Copy)]
+pub(crate) struct SendRequest<'a> {
+    wr: &'a ibv_send_wr,
+}
+
+/// A chain of receive requests.
+pub(crate) struct RecvChain<'a> {
+    next: *mut ibv_recv_wr,
+    life: PhantomData<&'a ibv_recv_wr>,
+}
+
+/// One receive request of a chain.
+#[derive(Clone, Copy)]
+pub(crate) struct RecvRequest<'a> {
+    wr: &'a ibv_recv_wr,
+}
+
+impl<'a> SendChain<'a> {
+    /// # Safety
+    /// `first` is NULL or the head of a well-formed chain that stays unchanged during `'a`; SGE lists are valid, and
+    /// so are the buffers of requests with IBV_SEND_INLINE.
+    pub(crate) unsafe fn new(first: *mut ibv_send_wr) -> Self {
+        Self { next: first, life: PhantomData }
+    }
+
+    /// The request [`Iterator::next`] gives next, for `bad_wr`.
+    pub(crate) fn position(&self) -> *mut ibv_send_wr {
+        self.next
+    }
+
+    /// The current request, without moving on.
+    pub(crate) fn peek(&self) -> Option<SendRequest<'a>> {
+        // SAFETY: `new`'s caller vouches for the chain.
+        unsafe { self.next.as_ref() }.map(|wr| SendRequest { wr })
+    }
+
+    /// Moves on to the next request.
+    pub(crate) fn advance(&mut self) {
+        if let Some(request) = self.peek() {
+            self.next = request.wr.next;
+        }
+    }
+}
+
+impl<'a> SendRequest<'a> {
+    pub(crate) fn wr_id(self) -> u64 {
+        self.wr.wr_id
+    }
+    pub(crate) fn opcode(self) -> ibv_wr_opcode {
+        self.wr.opcode
+    }
+    pub(crate) fn flags(self) -> u32 {
+        self.wr.send_flags
+    }
+    /// Immediate data as stored (`__be32`).
+    pub(crate) fn imm(self) -> u32 {
+        // SAFETY: both members are u32.
+        unsafe { self.wr.__bindgen_anon_1.imm_data }
+    }
+    /// Remote address and key of a Write or Read.
+    pub(crate) fn rdma(self) -> (u64, u32) {
+        // SAFETY: plain integers, whatever member was written.
+        unsafe { (self.wr.wr.rdma.remote_addr, self.wr.wr.rdma.rkey) }
+    }
+    /// Remote address, key, compare/add and swap of an atomic.
+    pub(crate) fn atomic(self) -> (u64, u32, u64, u64) {
+        // SAFETY: plain integers, whatever member was written.
+        unsafe {
+            let a = &self.wr.wr.atomic;
+            (a.remote_addr, a.rkey, a.compare_add, a.swap)
+        }
+    }
+    /// The SGE list; `None` when its length is negative.
+    pub(crate) fn sges(self) -> Option<&'a [ibv_sge]> {
+        // SAFETY: `SendChain::new`'s caller vouches for the list.
+        unsafe { sge_list(self.wr.sg_list, self.wr.num_sge) }
+    }
+    /// The bytes the SGEs of an inline request point at.
+    pub(crate) fn inline_parts(self) -> impl Iterator<Item = &'a [u8]> + Clone {
+        // SAFETY: `SendChain::new`'s caller vouches for the buffers of inline requests.
+        self.sges().unwrap_or_default().iter().map(|sge| unsafe { bytes(sge.addr as _, sge.length as usize) })
+    }
+}
+
+impl<'a> RecvChain<'a> {
+    /// # Safety
+    /// `first` is NULL or the head of a well-formed chain that stays unchanged during `'a`, with valid SGE lists.
+    pub(crate) unsafe fn new(first: *mut ibv_recv_wr) -> Self {
+        Self { next: first, life: PhantomData }
+    }
+
+    /// The current request, for `bad_wr`.
+    pub(crate) fn position(&self) -> *mut ibv_recv_wr {
+        self.next
+    }
+
+    /// The current request, without moving on.
+    pub(crate) fn peek(&self) -> Option<RecvRequest<'a>> {
+        // SAFETY: `new`'s caller vouches for the chain.
+        unsafe { self.next.as_ref() }.map(|wr| RecvRequest { wr })
+    }
+
+    /// Moves on to the next request.
+    pub(crate) fn advance(&mut self) {
+        if let Some(request) = self.peek() {
+            self.next = request.wr.next;
+        }
+    }
+}
+
+impl<'a> RecvRequest<'a> {
+    pub(crate) fn wr_id(self) -> u64 {
+        self.wr.wr_id
+    }
+    /// The SGE list; `None` when its length is negative.
+    pub(crate) fn sges(self) -> Option<&'a [ibv_sge]> {
+        // SAFETY: `RecvChain::new`'s caller vouches for the list.
+        unsafe { sge_list(self.wr.sg_list, self.wr.num_sge) }
+    }
+}
+
+/// The SGE as the core knows it.
+pub(crate) fn sge(sge: &ibv_sge) -> Sge {
+    Sge { addr: sge.addr, len: sge.length, lkey: sge.lkey }
+}
+
+/// An SGE list of the caller.
+///
+/// # Safety
+/// `list` holds `count` SGEs that stay unchanged during `'a`; it may be NULL when `count` is 0.
+pub(crate) unsafe fn sge_list<'a>(list: *const ibv_sge, count: c_int) -> Option<&'a [ibv_sge]> {
+    match usize::try_from(count).ok()? {
+        0 => Some(&[]),
+        _ if list.is_null() => None,
+        // SAFETY: upheld by the caller.
+        n => Some(unsafe { slice::from_raw_parts(list, n) }),
+    }
+}
+
+/// A buffer of the caller.
+///
+/// # Safety
+/// `len` bytes at `addr` are readable during `'a`; `addr` may be anything when `len` is 0.
+pub(crate) unsafe fn bytes<'a>(addr: *const u8, len: usize) -> &'a [u8] {
+    if len == 0 || addr.is_null() {
+        return &[];
+    }
+    // SAFETY: upheld by the caller.
+    unsafe { slice::from_raw_parts(addr, len) }
+}

@@ -1,0 +1,88 @@
+//! An open device: what `ibv_open_device` makes and every verb finds its way by.
+
+use std::collections::HashMap;
+use std::mem::ManuallyDrop;
+use std::os::fd::{IntoRawFd, RawFd};
+use std::sync::{Arc, Weak};
+
+use metaroce_engine::Device;
+use parking_lot::Mutex;
+use rdma_core_sys::verbs_context;
+
+use crate::channel::{AsyncChannel, CompChannel};
+use crate::ffi::{CPart, Result};
+
+/// The open device as safe code sees it; objects made from it keep it alive.
+pub(crate) struct Context {
+    /// The process's device, shared by all contexts.
+    pub(crate) device: Arc<Device>,
+    /// Where asynchronous events go.
+    pub(crate) events: Arc<AsyncChannel>,
+    /// Node GUID in network order, as libibverbs reports it.
+    pub(crate) node_guid: u64,
+    /// Completion vectors offered (one per CPU; they all are the same engine).
+    pub(crate) comp_vectors: u32,
+    /// Our sides of the completion channels in use, by the address of `ibv_comp_channel`.
+    channels: Mutex<HashMap<usize, Weak<CompChannel>>>,
+}
+
+/// The memory libibverbs allocates for us: its part first, ours behind it.
+#[repr(C)]
+pub(crate) struct ContextMemory {
+    /// libibverbs' part.
+    pub(crate) verbs: CPart<verbs_context>,
+    /// Ours; `None` (all zero bytes) until the context is open.
+    pub(crate) state: ManuallyDrop<Option<Arc<Context>>>,
+}
+
+/// The process's device, for the destructor of the library.
+static OPENED: Mutex<Weak<Device>> = Mutex::new(Weak::new());
+
+impl Context {
+    /// Opens the process's device. Gives the context and the descriptor of its event channel, which libibverbs owns.
+    pub(crate) fn open(node_guid: u64) -> Result<(Arc<Self>, RawFd)> {
+        let device = Device::get().map_err(|e| {
+            log::error!("{e}");
+            libc::ENODEV
+        })?;
+        *OPENED.lock() = Arc::downgrade(&device);
+        let (events, async_fd) = AsyncChannel::pipe().map_err(|e| {
+            log::error!("no event channel: {e}");
+            e.raw_os_error().unwrap_or(libc::EIO)
+        })?;
+        let cpus = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
+        let context = Self {
+            device,
+            events: Arc::new(events),
+            node_guid,
+            comp_vectors: cpus,
+            channels: Mutex::default(),
+        };
+        Ok((Arc::new(context), async_fd.into_raw_fd()))
+    }
+
+    /// Our side of the completion channel at `address` whose descriptor is `fd`.
+    ///
+    /// A channel cannot be destroyed while a CQ uses it, so a live entry is always the channel of that address.
+    pub(crate) fn comp_channel(&self, address: usize, fd: RawFd) -> Result<Arc<CompChannel>> {
+        let mut channels = self.channels.lock();
+        if let Some(channel) = channels.get(&address).and_then(Weak::upgrade) {
+            return Ok(channel);
+        }
+        let channel = Arc::new(CompChannel::open(fd).map_err(|e| {
+            log::error!("cannot open the completion channel's FIFO: {e}");
+            e.raw_os_error().unwrap_or(libc::EIO)
+        })?);
+        channels.retain(|_, channel| channel.strong_count() > 0);
+        channels.insert(address, Arc::downgrade(&channel));
+        Ok(channel)
+    }
+}
+
+/// Ends the process's connections in good order; called by the library's destructor.
+pub(crate) fn exit() {
+    // try_lock: a thread may have been stopped while it held the lock.
+    if let Some(device) = OPENED.try_lock().and_then(|opened| opened.upgrade()) {
+        device.exit();
+    }
+}

@@ -1,0 +1,94 @@
+//! `query_device_ex` and `query_port`: what the device and its only port can do.
+
+use metaroce_config::DeviceConfig;
+use rdma_core_sys::*;
+
+use crate::context::Context;
+use crate::ffi::{Result, zeroed};
+use crate::limits::*;
+
+/// 4 lanes, in the encoding of the InfiniBand PortInfo.
+const WIDTH_4X: u8 = 2;
+/// 10 Gb/s per lane (FDR10 / 4x = 40 Gb/s): about what UDP on one machine reaches.
+const SPEED_FDR10: u8 = 8;
+/// "LinkUp" and "Disabled" of the InfiniBand PortInfo.
+const PHYS_LINK_UP: u8 = 5;
+const PHYS_DISABLED: u8 = 3;
+/// RoCE: address vectors need a GRH (`IBV_QPF_GRH_REQUIRED`, which the headers only have as a macro).
+const GRH_REQUIRED: u8 = 1;
+
+/// Fills the device's attributes; features that are not built stay 0.
+pub(crate) fn query(context: &Context) -> ibv_device_attr_ex {
+    let mut attr: ibv_device_attr_ex = zeroed();
+    let o = &mut attr.orig_attr;
+    for (to, from) in o.fw_ver.iter_mut().zip(env!("CARGO_PKG_VERSION").bytes()) {
+        *to = from as _;
+    }
+    o.node_guid = context.node_guid;
+    o.sys_image_guid = context.node_guid;
+    o.max_mr_size = u64::MAX;
+    o.page_size_cap = 0xffff_f000;
+    o.vendor_id = VENDOR_ID;
+    o.vendor_part_id = VENDOR_PART_ID;
+    o.hw_ver = HW_VER;
+    o.max_qp = MAX_QP as i32;
+    o.max_qp_wr = MAX_QP_WR as i32;
+    o.device_cap_flags = IBV_DEVICE_CURR_QP_STATE_MOD
+        | IBV_DEVICE_SYS_IMAGE_GUID
+        | IBV_DEVICE_RC_RNR_NAK_GEN
+        | IBV_DEVICE_SRQ_RESIZE;
+    o.max_sge = MAX_SGE as i32;
+    o.max_sge_rd = MAX_SGE as i32;
+    o.max_cq = MAX_CQ as i32;
+    o.max_cqe = MAX_CQE as i32;
+    o.max_mr = MAX_MR as i32;
+    o.max_pd = MAX_PD as i32;
+    o.max_qp_rd_atom = MAX_RD_ATOMIC as i32;
+    o.max_res_rd_atom = (MAX_RD_ATOMIC * MAX_QP) as i32;
+    o.max_qp_init_rd_atom = MAX_RD_ATOMIC as i32;
+    o.atomic_cap = IBV_ATOMIC_HCA;
+    o.max_ah = MAX_AH as i32;
+    o.max_srq = MAX_SRQ as i32;
+    o.max_srq_wr = MAX_SRQ_WR as i32;
+    o.max_srq_sge = MAX_SRQ_SGE as i32;
+    o.max_pkeys = 1;
+    o.phys_port_cnt = PORT;
+    attr.device_cap_flags_ex = u64::from(attr.orig_attr.device_cap_flags);
+    attr.phys_port_cnt_ex = u32::from(PORT);
+    attr
+}
+
+/// The port's attributes; EINVAL for any port but 1.
+pub(crate) fn query_port(context: &Context, port: u8) -> Result<ibv_port_attr> {
+    if port != PORT {
+        return Err(libc::EINVAL);
+    }
+    let config = context.device.config();
+    let up = config.planes.iter().any(|plane| plane.up);
+    let mut attr: ibv_port_attr = zeroed();
+    attr.state = if up { IBV_PORT_ACTIVE } else { IBV_PORT_DOWN };
+    attr.phys_state = if up { PHYS_LINK_UP } else { PHYS_DISABLED };
+    attr.max_mtu = IBV_MTU_4096;
+    attr.active_mtu = active_mtu(config);
+    attr.gid_tbl_len = metaroce_config::gid_table_len(config) as i32;
+    attr.port_cap_flags = IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS;
+    attr.max_msg_sz = MAX_MSG_SZ;
+    attr.pkey_tbl_len = 1;
+    attr.max_vl_num = 1;
+    attr.active_width = WIDTH_4X;
+    attr.active_speed = SPEED_FDR10;
+    attr.link_layer = IBV_LINK_LAYER_ETHERNET as u8;
+    attr.flags = GRH_REQUIRED;
+    Ok(attr)
+}
+
+/// The active MTU as `enum ibv_mtu`.
+fn active_mtu(config: &DeviceConfig) -> ibv_mtu {
+    match metaroce_config::active_mtu(config) {
+        4096.. => IBV_MTU_4096,
+        2048.. => IBV_MTU_2048,
+        1024.. => IBV_MTU_1024,
+        512.. => IBV_MTU_512,
+        _ => IBV_MTU_256,
+    }
+}

@@ -1,0 +1,375 @@
+//! The `extern "C"` functions libibverbs calls: boundary, casts, one call of the safe code. No logic.
+//!
+//! The SAFETY argument is the same for all: libibverbs calls them with objects of our own making that the
+//! application keeps alive during the call, and with attribute structures the verbs API declares valid.
+
+use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
+use std::slice;
+
+use rdma_core_sys::private::{verbs_context_ops, verbs_mr};
+use rdma_core_sys::*;
+
+use crate::ah::Ah;
+use crate::chain::{RecvChain, SendChain};
+use crate::cq::{Cq, CqCreate};
+use crate::ffi::{
+    Result, attributes, context, object, publish, put, reclaim, set_errno, verb, verb_ptr, zeroed,
+};
+use crate::mr::Mr;
+use crate::pd::Pd;
+use crate::qp::{Qp, QpCreate};
+use crate::srq::Srq;
+use crate::{device, poll, post, register};
+
+/// The verbs this device implements; libibverbs answers EOPNOTSUPP for the rest.
+pub(crate) static OPS: verbs_context_ops = verbs_context_ops::EMPTY
+    .alloc_pd(alloc_pd)
+    .async_event(async_event)
+    .cq_event(cq_event)
+    .create_ah(create_ah)
+    .create_cq(create_cq)
+    .create_cq_ex(create_cq_ex)
+    .create_qp(create_qp)
+    .create_qp_ex(create_qp_ex)
+    .create_srq(create_srq)
+    .dealloc_pd(dealloc_pd)
+    .dereg_mr(dereg_mr)
+    .destroy_ah(destroy_ah)
+    .destroy_cq(destroy_cq)
+    .destroy_qp(destroy_qp)
+    .destroy_srq(destroy_srq)
+    .free_context(register::free_context)
+    .modify_qp(modify_qp)
+    .modify_srq(modify_srq)
+    .poll_cq(poll_cq)
+    .post_recv(post_recv)
+    .post_send(post_send)
+    .post_srq_recv(post_srq_recv)
+    .query_device_ex(query_device_ex)
+    .query_port(query_port)
+    .query_qp(query_qp)
+    .query_qp_data_in_order(query_qp_data_in_order)
+    .query_srq(query_srq)
+    .reg_mr(reg_mr)
+    .req_notify_cq(req_notify_cq)
+    .resize_cq(resize_cq);
+
+unsafe extern "C" fn query_device_ex(
+    ctx: *mut ibv_context,
+    input: *const ibv_query_device_ex_input,
+    attr: *mut ibv_device_attr_ex,
+    size: usize,
+) -> c_int {
+    // SAFETY: module comment; `attr` has `size` bytes, which older callers have fewer of.
+    verb("ibv_query_device_ex", || unsafe {
+        if input.as_ref().is_some_and(|input| input.comp_mask != 0) || attr.is_null() {
+            return Err(libc::EINVAL);
+        }
+        let answer = device::query(context(ctx)?);
+        let known = size.min(size_of::<ibv_device_attr_ex>());
+        attr.cast::<u8>().write_bytes(0, size);
+        attr.cast::<u8>().copy_from_nonoverlapping((&raw const answer).cast(), known);
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn query_port(ctx: *mut ibv_context, port: u8, attr: *mut ibv_port_attr) -> c_int {
+    // SAFETY: module comment.
+    verb("ibv_query_port", || unsafe { put(attr, device::query_port(context(ctx)?, port)?) })
+}
+
+unsafe extern "C" fn alloc_pd(ctx: *mut ibv_context) -> *mut ibv_pd {
+    // SAFETY: module comment.
+    verb_ptr("ibv_alloc_pd", || unsafe { Ok(publish(Pd::alloc(context(ctx)?))) })
+}
+
+unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
+    // SAFETY: module comment; unused, so nobody else has it.
+    verb("ibv_dealloc_pd", || unsafe {
+        object::<Pd>(pd)?.check_unused()?;
+        drop(reclaim::<Pd>(pd));
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn reg_mr(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: module comment.
+    verb_ptr("ibv_reg_mr", || unsafe {
+        Ok(publish(Mr::register(object(pd)?, addr as u64, length as u64, iova, access as u32)?))
+    })
+}
+
+unsafe extern "C" fn dereg_mr(mr: *mut verbs_mr) -> c_int {
+    // SAFETY: module comment; verbs_mr begins with ibv_mr.
+    verb("ibv_dereg_mr", || unsafe {
+        object::<Mr>(mr.cast())?.deregister()?;
+        drop(reclaim::<Mr>(mr.cast()));
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn create_cq(
+    ctx: *mut ibv_context,
+    cqe: c_int,
+    channel: *mut ibv_comp_channel,
+    comp_vector: c_int,
+) -> *mut ibv_cq {
+    // SAFETY: module comment.
+    verb_ptr("ibv_create_cq", || unsafe {
+        let context = context(ctx)?;
+        let create = CqCreate {
+            cqe: u32::try_from(cqe).map_err(|_| libc::EINVAL)?,
+            comp_vector: u32::try_from(comp_vector).map_err(|_| libc::EINVAL)?,
+            channel: channel.as_ref().map(|c| context.comp_channel(channel as usize, c.fd)).transpose()?,
+            wc_flags: None,
+        };
+        Ok(publish(Cq::create(context, create)?))
+    })
+}
+
+unsafe extern "C" fn create_cq_ex(ctx: *mut ibv_context, attr: *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex {
+    // SAFETY: module comment; an extended CQ begins with a plain one.
+    verb_ptr("ibv_create_cq_ex", || unsafe {
+        let (context, attr) = (context(ctx)?, attributes(attr)?);
+        let flags = if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 { attr.flags } else { 0 };
+        // A single-threaded CQ may be locked all the same; ignoring overruns and parent domains are not there.
+        if attr.comp_mask & !IBV_CQ_INIT_ATTR_MASK_FLAGS != 0
+            || flags & !IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0
+        {
+            return Err(libc::EOPNOTSUPP);
+        }
+        let channel = attr.channel;
+        let create = CqCreate {
+            cqe: attr.cqe,
+            comp_vector: attr.comp_vector,
+            channel: channel.as_ref().map(|c| context.comp_channel(channel as usize, c.fd)).transpose()?,
+            wc_flags: Some(attr.wc_flags),
+        };
+        Ok(publish(Cq::create(context, create)?).cast())
+    })
+}
+
+unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
+    // SAFETY: module comment.
+    verb("ibv_resize_cq", || unsafe {
+        object::<Cq>(cq)?.resize(u32::try_from(cqe).map_err(|_| libc::EINVAL)?)
+    })
+}
+
+unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
+    // SAFETY: module comment; after destroy nobody else has it.
+    verb("ibv_destroy_cq", || unsafe {
+        object::<Cq>(cq)?.destroy()?;
+        drop(reclaim::<Cq>(cq));
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
+    // SAFETY: module comment.
+    verb("ibv_req_notify_cq", || unsafe {
+        object::<Cq>(cq)?.arm(solicited_only != 0);
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn cq_event(cq: *mut ibv_cq) {
+    // SAFETY: module comment; a CQ is not destroyed before its events are acknowledged.
+    if let Ok(cq) = unsafe { object::<Cq>(cq) } {
+        cq.event_read();
+    }
+}
+
+unsafe extern "C" fn async_event(ctx: *mut ibv_context, _event: *mut ibv_async_event) {
+    // SAFETY: module comment.
+    if let Ok(context) = unsafe { context(ctx) } {
+        context.events.after_read();
+    }
+}
+
+unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -> c_int {
+    // SAFETY: module comment; `wc` has room for `entries`.
+    unsafe {
+        let (Ok(cq), Ok(entries)) = (object::<Cq>(cq), usize::try_from(entries)) else {
+            return -libc::EINVAL;
+        };
+        if entries == 0 || wc.is_null() {
+            return 0;
+        }
+        poll::poll(cq, slice::from_raw_parts_mut(wc.cast::<MaybeUninit<ibv_wc>>(), entries)) as c_int
+    }
+}
+
+unsafe extern "C" fn create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> *mut ibv_srq {
+    // SAFETY: module comment.
+    verb_ptr("ibv_create_srq", || unsafe {
+        Ok(publish(Srq::create(object(pd)?, &mut attributes(init)?.attr)?))
+    })
+}
+
+unsafe extern "C" fn modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int {
+    // SAFETY: module comment.
+    verb("ibv_modify_srq", || unsafe { object::<Srq>(srq)?.modify(attributes(attr)?, mask as u32) })
+}
+
+unsafe extern "C" fn query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
+    // SAFETY: module comment.
+    verb("ibv_query_srq", || unsafe { put(attr, object::<Srq>(srq)?.query()) })
+}
+
+unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
+    // SAFETY: module comment; after destroy nobody else has it.
+    verb("ibv_destroy_srq", || unsafe {
+        object::<Srq>(srq)?.destroy()?;
+        drop(reclaim::<Srq>(srq));
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+    // SAFETY: module comment; libibverbs has set the PD's context.
+    verb_ptr("ibv_create_qp", || unsafe {
+        let init = attributes(init)?;
+        let mut extended: ibv_qp_init_attr_ex = zeroed();
+        extended.qp_context = init.qp_context;
+        extended.send_cq = init.send_cq;
+        extended.recv_cq = init.recv_cq;
+        extended.srq = init.srq;
+        extended.cap = init.cap;
+        extended.qp_type = init.qp_type;
+        extended.sq_sig_all = init.sq_sig_all;
+        extended.comp_mask = IBV_QP_INIT_ATTR_PD;
+        extended.pd = pd;
+        let qp = new_qp(attributes(pd)?.context, &mut extended)?;
+        init.cap = extended.cap;
+        Ok(qp)
+    })
+}
+
+unsafe extern "C" fn create_qp_ex(ctx: *mut ibv_context, attr: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
+    // SAFETY: module comment.
+    verb_ptr("ibv_create_qp_ex", || unsafe { new_qp(ctx, attributes(attr)?) })
+}
+
+/// # Safety
+/// The pointers in `attr` are NULL or live objects of ours.
+unsafe fn new_qp(context: *mut ibv_context, attr: &mut ibv_qp_init_attr_ex) -> Result<*mut ibv_qp> {
+    // Before the pointers are looked at: transports that are not there may have none.
+    crate::qp::check_features(attr)?;
+    // SAFETY: upheld by the caller.
+    unsafe {
+        let create = QpCreate {
+            pd: object(attr.pd)?,
+            send_cq: object(attr.send_cq)?,
+            recv_cq: object(attr.recv_cq)?,
+            srq: if attr.srq.is_null() { None } else { Some(object::<Srq>(attr.srq)?) },
+            attr,
+            context,
+        };
+        Ok(publish(Qp::create(create)?))
+    }
+}
+
+unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
+    // SAFETY: module comment.
+    verb("ibv_modify_qp", || unsafe { object::<Qp>(qp)?.modify(attributes(attr)?, mask as u32) })
+}
+
+unsafe extern "C" fn query_qp(
+    qp: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    _mask: c_int,
+    init: *mut ibv_qp_init_attr,
+) -> c_int {
+    // SAFETY: module comment.
+    verb("ibv_query_qp", || unsafe {
+        let (attributes, made_of) = object::<Qp>(qp)?.query();
+        put(attr, attributes)?;
+        put(init, made_of)
+    })
+}
+
+/// Never in order: packets take many paths, and only the end of a Write is held back.
+unsafe extern "C" fn query_qp_data_in_order(_: *mut ibv_qp, _: ibv_wr_opcode, _: u32) -> c_int {
+    0
+}
+
+unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
+    // SAFETY: module comment; after destroy nobody else has it.
+    verb("ibv_destroy_qp", || unsafe {
+        object::<Qp>(qp)?.destroy()?;
+        drop(reclaim::<Qp>(qp));
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> c_int {
+    // SAFETY: module comment; the chain and its lists are valid, and so are the buffers of inline requests.
+    unsafe {
+        let Ok(qp) = object::<Qp>(qp) else { return libc::EINVAL };
+        let mut chain = SendChain::new(wr);
+        let outcome = post::send(qp, &mut chain);
+        posted(outcome, bad, chain.position())
+    }
+}
+
+unsafe extern "C" fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> c_int {
+    // SAFETY: module comment; the chain and its lists are valid.
+    unsafe {
+        let Ok(qp) = object::<Qp>(qp) else { return libc::EINVAL };
+        let mut chain = RecvChain::new(wr);
+        let outcome = post::recv(qp, &mut chain);
+        posted(outcome, bad, chain.position())
+    }
+}
+
+unsafe extern "C" fn post_srq_recv(
+    srq: *mut ibv_srq,
+    wr: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: module comment; the chain and its lists are valid.
+    unsafe {
+        let Ok(srq) = object::<Srq>(srq) else { return libc::EINVAL };
+        let mut chain = RecvChain::new(wr);
+        let outcome = post::srq_recv(srq, &mut chain);
+        posted(outcome, bad, chain.position())
+    }
+}
+
+/// Result of a post: 0, or the errno with `bad` at the refused request.
+///
+/// # Safety
+/// `bad` is NULL or writable.
+unsafe fn posted<T>(outcome: Result<()>, bad: *mut *mut T, at: *mut T) -> c_int {
+    match outcome {
+        Ok(()) => 0,
+        Err(errno) => {
+            set_errno(errno);
+            // SAFETY: upheld by the caller. A NULL is the application's fault, but no reason to crash.
+            let _ = unsafe { put(bad, at) };
+            errno
+        }
+    }
+}
+
+unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
+    // SAFETY: module comment.
+    verb_ptr("ibv_create_ah", || unsafe { Ok(publish(Ah::create(object(pd)?, attributes(attr)?)?)) })
+}
+
+unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
+    // SAFETY: module comment.
+    verb("ibv_destroy_ah", || unsafe {
+        object::<Ah>(ah)?;
+        drop(reclaim::<Ah>(ah));
+        Ok(())
+    })
+}

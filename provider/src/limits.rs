@@ -1,0 +1,38 @@
+//! What the device promises at most; `query_device` reports these and the create verbs check against them.
+
+/// Depth of a send or receive queue.
+pub(crate) const MAX_QP_WR: u32 = 1 << 20;
+/// SGEs of a send or receive request.
+pub(crate) const MAX_SGE: u32 = 32;
+/// Inline bytes of a send request; more than any application asks for, small enough to copy.
+pub(crate) const MAX_INLINE: u32 = 1024;
+/// QPs of a process: the index part of a QPN, without the reserved numbers.
+pub(crate) const MAX_QP: u32 = 16_380;
+/// CQs.
+pub(crate) const MAX_CQ: u32 = 1 << 20;
+/// Depth of a CQ.
+pub(crate) const MAX_CQE: u32 = 1 << 20;
+/// MRs.
+pub(crate) const MAX_MR: u32 = 1 << 20;
+/// PDs.
+pub(crate) const MAX_PD: u32 = 1 << 20;
+/// Reads and atomics outstanding per QP, in either direction.
+pub(crate) const MAX_RD_ATOMIC: u32 = 128;
+/// Address handles.
+pub(crate) const MAX_AH: u32 = 1 << 20;
+/// SRQs of a process, the size of the engine's table.
+pub(crate) const MAX_SRQ: u32 = 1 << 14;
+/// Depth of an SRQ.
+pub(crate) const MAX_SRQ_WR: u32 = 1 << 20;
+/// SGEs of an SRQ request.
+pub(crate) const MAX_SRQ_SGE: u32 = 32;
+/// Bytes of a message, as the InfiniBand specification says.
+pub(crate) const MAX_MSG_SZ: u32 = 1 << 31;
+/// The only port.
+pub(crate) const PORT: u8 = 1;
+/// Locally administered identifier ("MR"), so that no other vendor's special cases apply.
+pub(crate) const VENDOR_ID: u32 = 0x02_4d52;
+/// First model.
+pub(crate) const VENDOR_PART_ID: u32 = 1;
+/// First revision.
+pub(crate) const HW_VER: u32 = 1;

@@ -1,0 +1,154 @@
+//! How libibverbs finds the driver: registration, device objects, opening and closing of contexts.
+
+use std::ffi::{c_int, c_void};
+use std::mem::ManuallyDrop;
+use std::ptr;
+use std::sync::OnceLock;
+
+use rdma_core_sys::dl::{DlError, Libibverbs, verbs_context_of};
+use rdma_core_sys::private::*;
+use rdma_core_sys::*;
+
+use crate::context::{Context, ContextMemory};
+use crate::entry::OPS;
+use crate::ffi::{Result, guarded, set_errno, zeroed};
+
+/// `IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS`: libibverbs passes optional access flags on.
+const CORE_SUPPORT_OPTIONAL_MR_ACCESS: u64 = 1;
+/// `RDMA_DRIVER_UNKNOWN`: no kernel driver is behind the device.
+const DRIVER_ID: u32 = 0;
+
+static LIBIBVERBS: OnceLock<Libibverbs> = OnceLock::new();
+
+/// Structures with raw pointers to constants, which do not change after initialisation.
+struct Constant<T>(T);
+// SAFETY: immutable, and so is what it points at.
+unsafe impl<T> Sync for Constant<T> {}
+
+static MATCH_TABLE: Constant<[verbs_match_ent; 2]> = Constant([
+    verbs_match_ent {
+        driver_data: ptr::null_mut(),
+        u: verbs_match_ent_u { modalias: c"rdma_device:*Nmetaroce*".as_ptr() },
+        vendor: 0,
+        device: 0,
+        kind: VERBS_MATCH_MODALIAS,
+    },
+    verbs_match_ent {
+        driver_data: ptr::null_mut(),
+        u: verbs_match_ent_u { driver_id: 0 },
+        vendor: 0,
+        device: 0,
+        kind: VERBS_MATCH_SENTINEL,
+    },
+]);
+
+static DEVICE_OPS: Constant<verbs_device_ops> = Constant(verbs_device_ops {
+    name: c"metaroce".as_ptr(),
+    match_min_abi_version: 0,
+    match_max_abi_version: u32::MAX,
+    match_table: &raw const MATCH_TABLE.0 as *const verbs_match_ent,
+    static_providers: ptr::null(),
+    match_device: None,
+    alloc_context: Some(alloc_context),
+    import_context: None,
+    alloc_device: Some(alloc_device),
+    uninit_device: Some(uninit_device),
+});
+
+/// Registers the driver with the libibverbs that loads this library.
+pub(crate) fn register() {
+    match Libibverbs::resolve() {
+        Ok(lib) => {
+            let lib = LIBIBVERBS.get_or_init(|| lib);
+            // SAFETY: the table is constant and of the private ABI whose function was resolved.
+            unsafe { (lib.register_driver)(&raw const DEVICE_OPS.0) };
+        }
+        Err(DlError::NotLoaded) => log::debug!("loaded without libibverbs: no device"),
+        Err(DlError::Missing(name)) => {
+            log::error!(
+                "this libibverbs has no {}: it speaks another private ABI than 34",
+                name.to_string_lossy()
+            );
+        }
+    }
+}
+
+unsafe extern "C" fn alloc_device(_: *mut verbs_sysfs_dev) -> *mut verbs_device {
+    let mut device: verbs_device = zeroed();
+    device.core_support = CORE_SUPPORT_OPTIONAL_MR_ACCESS;
+    Box::into_raw(Box::new(device))
+}
+
+unsafe extern "C" fn uninit_device(device: *mut verbs_device) {
+    // SAFETY: libibverbs gives back what alloc_device made, when nobody uses it any more.
+    drop(unsafe { Box::from_raw(device) });
+}
+
+unsafe extern "C" fn alloc_context(
+    device: *mut ibv_device,
+    cmd_fd: c_int,
+    _private: *mut c_void,
+) -> *mut verbs_context {
+    let Some(lib) = LIBIBVERBS.get() else {
+        // SAFETY: the descriptor was handed over to us.
+        unsafe { libc::close(cmd_fd) };
+        set_errno(libc::ENOSYS);
+        return ptr::null_mut();
+    };
+    let size = size_of::<ContextMemory>();
+    // SAFETY: ContextMemory begins with the verbs_context, hence offset 0; failure has closed cmd_fd and set errno.
+    let memory = unsafe { (lib.init_and_alloc_context)(device, cmd_fd, size, ptr::null_mut(), DRIVER_ID) };
+    if memory.is_null() {
+        return ptr::null_mut();
+    }
+    let memory = memory.cast::<ContextMemory>();
+    // SAFETY: zeroed memory of the right size in which libibverbs has initialised its part; nobody else has it.
+    let opened = guarded("ibv_open_device", || unsafe { open(lib, device, memory) });
+    match opened {
+        // SAFETY: just made.
+        Ok(()) => unsafe { (*memory).verbs.as_ptr() },
+        Err(errno) => {
+            // SAFETY: made by init_and_alloc_context, which used calloc; uninit closes cmd_fd.
+            unsafe {
+                (lib.uninit_context)((*memory).verbs.as_ptr());
+                libc::free(memory.cast());
+            }
+            set_errno(errno);
+            ptr::null_mut()
+        }
+    }
+}
+
+/// Fills a fresh context.
+///
+/// # Safety
+/// `memory` was made by `init_and_alloc_context` for `device` and is known to nobody else.
+unsafe fn open(lib: &Libibverbs, device: *mut ibv_device, memory: *mut ContextMemory) -> Result<()> {
+    // SAFETY: upheld by the caller.
+    unsafe {
+        let verbs = (*memory).verbs.as_ptr();
+        if (*verbs).sz != size_of::<verbs_context>() {
+            log::error!("this libibverbs has another verbs_context ({} bytes) than expected", (*verbs).sz);
+            return Err(libc::ENOSYS);
+        }
+        let (context, async_fd) = Context::open((lib.get_device_guid)(device))?;
+        (lib.set_ops)(verbs, &raw const OPS);
+        // Set by us, so that libibverbs does not ask the kernel for one.
+        (*verbs).context.async_fd = async_fd;
+        (*verbs).context.num_comp_vectors = context.comp_vectors as c_int;
+        (&raw mut (*memory).state).write(ManuallyDrop::new(Some(context)));
+        Ok(())
+    }
+}
+
+/// `free_context`: closes the device.
+pub(crate) unsafe extern "C" fn free_context(context: *mut ibv_context) {
+    let Some(lib) = LIBIBVERBS.get() else { return };
+    // SAFETY: libibverbs passes an open context of ours for the last time.
+    unsafe {
+        let memory = verbs_context_of(context).cast::<ContextMemory>();
+        drop(ManuallyDrop::take(&mut (*memory).state));
+        (lib.uninit_context)((*memory).verbs.as_ptr());
+        libc::free(memory.cast());
+    }
+}

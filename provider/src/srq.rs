@@ -1,0 +1,95 @@
+//! Shared receive queues (basic type).
+
+use std::sync::Arc;
+
+use metaroce_engine as engine;
+use metaroce_proto::types::Event;
+use parking_lot::Mutex;
+use rdma_core_sys::private::verbs_srq;
+use rdma_core_sys::*;
+
+use crate::channel::Source;
+use crate::ffi::{CPart, Object, Result, next_handle};
+use crate::limits::{MAX_SRQ_SGE, MAX_SRQ_WR};
+use crate::pd::{Pd, PdShared};
+
+/// A shared receive queue.
+#[repr(C)]
+pub(crate) struct Srq {
+    c: CPart<verbs_srq>,
+    pub(crate) engine: Arc<engine::Srq>,
+    /// SGEs per request.
+    pub(crate) max_sge: u32,
+    max_wr: Mutex<u32>,
+    events: Arc<Source<16>>,
+    _pd: Arc<PdShared>,
+}
+
+// SAFETY: repr(C), the C part is first and begins with an ibv_srq.
+unsafe impl Object for Srq {
+    type C = ibv_srq;
+}
+
+impl Srq {
+    /// EINVAL beyond the device's limits. `attr` becomes what was granted. libibverbs fills the rest of the C part.
+    pub(crate) fn create(pd: &Pd, attr: &mut ibv_srq_attr) -> Result<Box<Self>> {
+        if !(1..=MAX_SRQ_WR).contains(&attr.max_wr) || attr.max_sge > MAX_SRQ_SGE {
+            return Err(libc::EINVAL);
+        }
+        let pd = Arc::clone(&pd.shared);
+        let max_sge = attr.max_sge.max(1);
+        let events = Source::new(Arc::clone(&pd.context.events));
+        let notifier = Notifier(Arc::clone(&events));
+        let engine =
+            pd.context.device.create_srq(pd.number, attr.max_wr, max_sge, Some(Box::new(notifier)))?;
+        attr.max_sge = max_sge;
+        let c = CPart::new(|srq: &mut verbs_srq| {
+            srq.srq.handle = next_handle();
+            srq.srq_type = IBV_SRQT_BASIC;
+        });
+        let srq = Box::new(Self { c, engine, max_sge, max_wr: Mutex::new(attr.max_wr), events, _pd: pd });
+        srq.events.set_element(srq.c.as_ptr());
+        Ok(srq)
+    }
+
+    /// Changes depth and limit; EINVAL for unknown bits, a depth out of range or a limit beyond the depth.
+    pub(crate) fn modify(&self, attr: &ibv_srq_attr, mask: u32) -> Result<()> {
+        if mask & !(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) != 0 {
+            return Err(libc::EINVAL);
+        }
+        let mut max_wr = self.max_wr.lock();
+        let depth = (mask & IBV_SRQ_MAX_WR != 0).then_some(attr.max_wr);
+        let limit = (mask & IBV_SRQ_LIMIT != 0).then_some(attr.srq_limit);
+        let new_depth = depth.unwrap_or(*max_wr);
+        // A depth below an armed limit would leave a limit that can never be crossed again.
+        let armed = limit.unwrap_or_else(|| self.engine.limit());
+        if !(1..=MAX_SRQ_WR).contains(&new_depth) || armed > new_depth {
+            return Err(libc::EINVAL);
+        }
+        self.engine.modify(depth, limit)?;
+        *max_wr = new_depth;
+        Ok(())
+    }
+
+    /// The attributes.
+    pub(crate) fn query(&self) -> ibv_srq_attr {
+        ibv_srq_attr { max_wr: *self.max_wr.lock(), max_sge: self.max_sge, srq_limit: self.engine.limit() }
+    }
+
+    /// EBUSY while QPs use it; waits for the acknowledgement of delivered events. Then the object may be dropped.
+    pub(crate) fn destroy(&self) -> Result<()> {
+        self.engine.destroy()?;
+        self.c.wait_acks(self.events.close());
+        Ok(())
+    }
+}
+
+struct Notifier(Arc<Source<16>>);
+
+impl engine::QpNotify for Notifier {
+    fn event(&self, event: Event) {
+        if let Event::SrqLimit(_) = event {
+            self.0.event(IBV_EVENT_SRQ_LIMIT_REACHED);
+        }
+    }
+}
