@@ -176,7 +176,7 @@ fn blast(workspace: &Workspace) -> Result<f64, Trouble> {
 }
 
 fn udp_pingpong(workspace: &Workspace) -> Result<f64, Trouble> {
-    yardstick(workspace, &["udp-pingpong", "--yield", "--json"], "one_way_us")
+    yardstick(workspace, &["udp-pingpong", "--json"], "one_way_us")
 }
 
 /// One run of our own plain-UDP bench program.
