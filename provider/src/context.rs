@@ -11,6 +11,7 @@ use rdma_core_sys::verbs_context;
 
 use crate::channel::{AsyncChannel, CompChannel};
 use crate::ffi::{CPart, Result};
+use crate::logger;
 
 /// The open device as safe code sees it; objects made from it keep it alive.
 pub(crate) struct Context {
@@ -42,9 +43,11 @@ impl Context {
     /// Opens the process's device. Gives the context and the descriptor of its event channel, which libibverbs owns.
     pub(crate) fn open(node_guid: u64) -> Result<(Arc<Self>, RawFd)> {
         let device = Device::get().map_err(|e| {
+            logger::init_early();
             log::error!("{e}");
             libc::ENODEV
         })?;
+        logger::init(&device.config().log);
         *OPENED.lock() = Arc::downgrade(&device);
         let (events, async_fd) = AsyncChannel::pipe().map_err(|e| {
             log::error!("no event channel: {e}");

@@ -9,8 +9,8 @@ use crate::limits::*;
 
 /// 4 lanes, in the encoding of the InfiniBand PortInfo.
 const WIDTH_4X: u8 = 2;
-/// 10 Gb/s per lane (FDR10 / 4x = 40 Gb/s): about what UDP on one machine reaches.
-const SPEED_FDR10: u8 = 8;
+/// EDR, 25 Gb/s per lane: above what UDP on one machine reaches, so nobody throttles to it.
+const SPEED_EDR: u8 = 32;
 /// "LinkUp" and "Disabled" of the InfiniBand PortInfo.
 const PHYS_LINK_UP: u8 = 5;
 const PHYS_DISABLED: u8 = 3;
@@ -76,7 +76,7 @@ pub(crate) fn query_port(context: &Context, port: u8) -> Result<ibv_port_attr> {
     attr.pkey_tbl_len = 1;
     attr.max_vl_num = 1;
     attr.active_width = WIDTH_4X;
-    attr.active_speed = SPEED_FDR10;
+    attr.active_speed = SPEED_EDR;
     attr.link_layer = IBV_LINK_LAYER_ETHERNET as u8;
     attr.flags = GRH_REQUIRED;
     Ok(attr)

@@ -29,7 +29,6 @@ mod wr;
 
 /// Runs when libibverbs loads the library.
 extern "C" fn constructor() {
-    logger::init();
     register::register();
 }
 

@@ -1,29 +1,20 @@
-//! One line per message on standard error, filtered by `METAROCE_LOG` (off, error, warn, info, debug, trace).
+//! What the device writes to standard error: one line per message, chosen by the setting `log` (`METAROCE_LOG`).
 
 use std::io::Write;
 
-use log::{LevelFilter, Log, Metadata, Record};
-
-struct Stderr;
-
-impl Log for Stderr {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.level() <= log::max_level()
-    }
-    fn log(&self, record: &Record<'_>) {
-        if self.enabled(record.metadata()) {
-            // One write, so that lines of processes sharing a terminal do not mix; nothing can be done on failure.
-            let line = format!("metaroce: {}: {}\n", record.level().as_str().to_lowercase(), record.args());
-            let _ = std::io::stderr().write_all(line.as_bytes());
-        }
-    }
-    fn flush(&self) {}
+/// Installs the logger; the first call counts. `filter` is a level or an env_logger filter.
+pub(crate) fn init(filter: &str) {
+    let outcome = env_logger::Builder::new()
+        .parse_filters(filter)
+        .format(|line, record| {
+            writeln!(line, "metaroce: {}: {}", record.level().as_str().to_lowercase(), record.args())
+        })
+        .try_init();
+    // A second context in the process: the logger is there already.
+    drop(outcome);
 }
 
-/// Installs the logger; called once by the library's constructor.
-pub(crate) fn init() {
-    let level = std::env::var("METAROCE_LOG").ok().and_then(|text| text.parse().ok());
-    if log::set_logger(&Stderr).is_ok() {
-        log::set_max_level(level.unwrap_or(LevelFilter::Warn));
-    }
+/// Installs the logger for messages that come before a configuration is known.
+pub(crate) fn init_early() {
+    init(&std::env::var("METAROCE_LOG").unwrap_or_else(|_| "warn".to_owned()));
 }

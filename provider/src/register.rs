@@ -12,6 +12,7 @@ use rdma_core_sys::*;
 use crate::context::{Context, ContextMemory};
 use crate::entry::OPS;
 use crate::ffi::{Result, guarded, set_errno, zeroed};
+use crate::logger;
 
 /// `IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS`: libibverbs passes optional access flags on.
 const CORE_SUPPORT_OPTIONAL_MR_ACCESS: u64 = 1;
@@ -63,8 +64,10 @@ pub(crate) fn register() {
             // SAFETY: the table is constant and of the private ABI whose function was resolved.
             unsafe { (lib.register_driver)(&raw const DEVICE_OPS.0) };
         }
-        Err(DlError::NotLoaded) => log::debug!("loaded without libibverbs: no device"),
+        // A test or a curious tool: nothing to register with, nothing to say.
+        Err(DlError::NotLoaded) => {}
         Err(DlError::Missing(name)) => {
+            logger::init_early();
             log::error!(
                 "this libibverbs has no {}: it speaks another private ABI than 34",
                 name.to_string_lossy()
