@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::exec;
 use crate::report::{Trouble, progress};
-use crate::stock::pair::{Faults, Pair, program, serve_and_connect};
+use crate::stock::pair::{Circumstances, Pair, program, serve_and_connect};
 use crate::stock::perftest::result_rows;
 use crate::workspace::Workspace;
 use crate::{ladder, packages};
@@ -206,7 +206,8 @@ fn perftest(
 ) -> Result<f64, Trouble> {
     let fixed = ["-d", "metaroce0", "-x", "0", "-F"];
     let arguments = fixed.iter().chain(arguments).map(|word| word.to_string()).collect();
-    let ended = Pair { program, arguments, faults: Faults::default(), timeout: TIMEOUT }.run(workspace)?;
+    let ended = Pair { program, arguments, circumstances: Circumstances::default(), timeout: TIMEOUT }
+        .run(workspace)?;
     let row = result_rows(&ended.client.output).pop();
     row.and_then(|row| row.get(column)?.parse().ok()).ok_or_else(|| Trouble::Fail(ended.text("no results")))
 }

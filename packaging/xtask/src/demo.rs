@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::report::{Trouble, progress};
-use crate::stock::pair::{Faults, Pair};
+use crate::stock::pair::{Circumstances, Pair, program};
 use crate::stock::perftest::result_rows;
 use crate::workspace::{Workspace, cargo};
 use crate::{exec, packages};
@@ -27,7 +27,7 @@ pub fn run(workspace: &Workspace) -> Result<bool, String> {
 
 fn show(workspace: &Workspace) -> Result<(), Trouble> {
     headline("The device, as an unmodified program sees it: metaroce run --planes lo -- ibv_devinfo");
-    let mut devinfo = workspace.under_metaroce(&crate::stock::pair::program("ibv_devinfo")?);
+    let mut devinfo = workspace.under_metaroce(&program("ibv_devinfo")?, &[], None);
     let done = exec::run("ibv_devinfo", devinfo.args(["-d", "metaroce0"]), Duration::from_secs(30))?;
     if !done.success() {
         return Err(Trouble::Fail(done.to_string()));
@@ -35,7 +35,7 @@ fn show(workspace: &Workspace) -> Result<(), Trouble> {
     println!("{}", done.output.trim_end());
     let mut rates = Vec::new();
     for loss_per_mille in [0, 10] {
-        rates.push(transfer(workspace, Faults { loss_per_mille, seed: 1 })?);
+        rates.push(transfer(workspace, Circumstances::lossy(loss_per_mille, 1))?);
     }
     let kept = rates[1] * 100.0 / rates[0];
     println!("\nWith one packet in a hundred lost, {kept:.0} % of the bandwidth is left.");
@@ -44,15 +44,15 @@ fn show(workspace: &Workspace) -> Result<(), Trouble> {
 }
 
 /// One ib_write_bw between two processes; prints rate and per-path counters, returns MiB/s.
-fn transfer(workspace: &Workspace, faults: Faults) -> Result<f64, Trouble> {
-    let loss = faults.loss_per_mille / 10;
+fn transfer(workspace: &Workspace, circumstances: Circumstances) -> Result<f64, Trouble> {
+    let loss = circumstances.loss_per_mille / 10;
     headline(&format!("ib_write_bw between two processes over UDP on lo, {loss} % of all packets dropped"));
     let pair = Pair {
         program: "ib_write_bw",
         arguments: ["-d", "metaroce0", "-x", "0", "-F", "-s", "65536", "-n", "20000"]
             .map(str::to_owned)
             .to_vec(),
-        faults,
+        circumstances,
         timeout: Duration::from_secs(120),
     };
     let ended = pair.run(workspace)?;

@@ -162,7 +162,7 @@ impl Suite {
     }
 
     fn run(&self, workspace: &Workspace, module: &str) -> std::io::Result<Finished> {
-        let mut command = workspace.under_metaroce(Path::new("/usr/bin/python3"));
+        let mut command = workspace.under_metaroce(Path::new("/usr/bin/python3"), &[], None);
         let arguments = ["run_tests.py", "--dev", "metaroce0", "--gid", "0", "-v", module];
         exec::run(module, command.args(arguments).current_dir(self.dir.join("tests")), TIMEOUT)
     }

@@ -1,5 +1,6 @@
 //! Where things are: the workspace, its target directory, and the programs built there.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -49,10 +50,18 @@ impl Workspace {
         path.is_file().then_some(path)
     }
 
-    /// `metaroce run -- PROGRAM` on loopback, with no METAROCE_* setting of the caller's left.
-    pub fn under_metaroce(&self, program: &Path) -> Command {
-        let mut command = Command::new(self.metaroce());
-        command.arg("run").arg("--").arg(program).current_dir(&self.root);
+    /// `metaroce run -- PROGRAM` on loopback, with no METAROCE_* setting of the caller's left; behind a confining
+    /// command and with another copy of `metaroce` when given.
+    pub fn under_metaroce(
+        &self,
+        program: &Path,
+        confinement: &[OsString],
+        metaroce: Option<&Path>,
+    ) -> Command {
+        let metaroce = metaroce.map_or_else(|| self.metaroce(), Path::to_owned);
+        let mut words = confinement.iter().cloned().chain([metaroce.into_os_string()]);
+        let mut command = Command::new(words.next().unwrap_or_default());
+        command.args(words).arg("run").arg("--").arg(program).current_dir(&self.root);
         for (name, _) in std::env::vars_os() {
             if name.to_str().is_some_and(|name| name.starts_with("METAROCE_")) {
                 command.env_remove(name);

@@ -1,5 +1,6 @@
 //! Unmodified Debian programs under the shim: the device must look and work right to them.
 
+mod confined;
 pub mod pair;
 pub mod perftest;
 mod pingpong;
@@ -66,6 +67,8 @@ pub fn sample(workspace: &Workspace, options: Options, report: &mut Report) {
     report.check(REPEATED, || repeated(workspace, repeats, &mut random));
     report.check(spray::EVEN, || spray::even(workspace));
     report.check(spray::LOSS, || spray::loss(workspace, options.seed));
+    report.check(confined::ORDINARY_USER, || confined::ordinary_user(workspace));
+    report.check(confined::SMALL_BUFFERS, || confined::small_buffers(workspace, options.seed));
 }
 
 /// `cargo xtask soak`: the whole matrices in random order, again and again until the time is up.
@@ -152,7 +155,7 @@ fn look(
     arguments: &[&str],
     judge: impl FnOnce(&str) -> Result<String, String>,
 ) -> Outcome {
-    let mut command = workspace.under_metaroce(&pair::program(name)?);
+    let mut command = workspace.under_metaroce(&pair::program(name)?, &[], None);
     let done = exec::run(name, command.args(arguments), LOOK_TIMEOUT)?;
     if !done.success() {
         return Err(Trouble::Fail(done.to_string()));

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::net::TcpListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -21,22 +21,48 @@ const PORT_ATTEMPTS: usize = 5;
 const PORT_TAKEN: [&str; 4] =
     ["Address already in use", "Couldn't listen to port", "bind() failed", "Couldn't connect to"];
 
-/// Seeded faults for one run.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Faults {
+/// What surrounds both ends of a run.
+#[derive(Debug, Clone, Default)]
+pub struct Circumstances {
     /// Share of packets dropped, per mille.
     pub loss_per_mille: u32,
-    /// Seed of the pattern.
+    /// Seed of the pattern of drops.
     pub seed: u64,
+    /// More variables to set.
+    pub environment: Vec<(&'static str, String)>,
+    /// Command in front of `metaroce run` that confines it; empty for none.
+    pub confinement: Vec<OsString>,
+    /// Another place of `metaroce` and its libraries.
+    pub metaroce: Option<PathBuf>,
 }
 
-impl Faults {
-    /// The environment that asks for them.
-    pub fn apply(&self, command: &mut Command) {
+impl Circumstances {
+    /// Seeded loss and nothing else.
+    pub fn lossy(loss_per_mille: u32, seed: u64) -> Circumstances {
+        Circumstances { loss_per_mille, seed, ..Circumstances::default() }
+    }
+
+    /// `PROGRAM` under `metaroce run` in these circumstances.
+    pub fn command(&self, workspace: &Workspace, program: &Path) -> Command {
+        let mut command = workspace.under_metaroce(program, &self.confinement, self.metaroce.as_deref());
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         if self.loss_per_mille > 0 {
-            command.env("METAROCE_LOSS", format!("{}", f64::from(self.loss_per_mille) / 1000.0));
-            command.env("METAROCE_SEED", self.seed.to_string());
+            command.env("METAROCE_LOSS", self.loss().to_string()).env("METAROCE_SEED", self.seed.to_string());
         }
+        command
+    }
+
+    /// The share as a fraction.
+    fn loss(&self) -> f64 {
+        f64::from(self.loss_per_mille) / 1000.0
+    }
+
+    /// The options of `metaroce run` that ask for the same.
+    fn options(&self) -> String {
+        if self.loss_per_mille == 0 {
+            return String::new();
+        }
+        format!(" --loss {} --seed {}", self.loss(), self.seed)
     }
 }
 
@@ -47,8 +73,8 @@ pub struct Pair {
     pub program: &'static str,
     /// Arguments of both ends, without port and address.
     pub arguments: Vec<String>,
-    /// Faults on both ends.
-    pub faults: Faults,
+    /// What surrounds both ends.
+    pub circumstances: Circumstances,
     /// Both ends together must end within this time.
     pub timeout: Duration,
 }
@@ -108,32 +134,16 @@ impl Pair {
         Err(Trouble::fail(ended.text(&format!("{headline}: {}", self.line()))))
     }
 
-    fn command(
-        &self,
-        workspace: &Workspace,
-        program: &std::path::Path,
-        port: u16,
-        peer: Option<&str>,
-    ) -> Command {
-        let mut command = workspace.under_metaroce(program);
-        command.args(&self.arguments).arg("-p").arg(port.to_string()).args(peer.map(OsString::from));
-        self.faults.apply(&mut command);
+    fn command(&self, workspace: &Workspace, program: &Path, port: u16, peer: Option<&str>) -> Command {
+        let mut command = self.circumstances.command(workspace, program);
+        command.args(&self.arguments).arg("-p").arg(port.to_string()).args(peer);
         command
     }
 
     /// The command line a person would type to see it again.
     fn line(&self) -> String {
-        let faults = match self.faults {
-            Faults { loss_per_mille: 0, .. } => String::new(),
-            Faults { loss_per_mille, seed } => {
-                format!(" --loss {} --seed {seed}", f64::from(loss_per_mille) / 1000.0)
-            }
-        };
-        format!(
-            "metaroce run --planes lo{faults} -- {} {} [127.0.0.1]",
-            self.program,
-            self.arguments.join(" ")
-        )
+        let (options, arguments) = (self.circumstances.options(), self.arguments.join(" "));
+        format!("metaroce run --planes lo{options} -- {} {arguments} [127.0.0.1]", self.program)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::pair::{Faults, Pair};
+use super::pair::{Circumstances, Pair};
 use crate::report::{Outcome, Trouble};
 use crate::seed::Random;
 use crate::workspace::Workspace;
@@ -130,11 +130,11 @@ impl Case {
 
     /// Runs it and looks for the line of results.
     pub fn run(&self, workspace: &Workspace, seed: u64) -> Outcome {
-        let faults = Faults { loss_per_mille: self.loss_per_mille, seed };
+        let circumstances = Circumstances::lossy(self.loss_per_mille, seed);
         let pair = Pair {
             program: PROGRAMS[self.program].name,
             arguments: self.arguments(),
-            faults,
+            circumstances,
             timeout: TIMEOUT,
         };
         let ended = pair.run(workspace)?;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::pair::{Faults, Pair};
+use super::pair::{Circumstances, Pair};
 use crate::report::{Outcome, Trouble};
 use crate::workspace::Workspace;
 
@@ -52,7 +52,7 @@ impl Case {
         let pair = Pair {
             program: "ibv_rc_pingpong",
             arguments: fixed.into_iter().chain(self.options.iter().map(|word| word.to_string())).collect(),
-            faults: Faults { loss_per_mille: self.loss_per_mille, seed },
+            circumstances: Circumstances::lossy(self.loss_per_mille, seed),
             timeout: TIMEOUT,
         };
         let ended = pair.run(workspace)?;

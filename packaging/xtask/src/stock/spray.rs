@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::pair::{Ended, Faults, Pair};
+use super::pair::{Circumstances, Ended, Pair};
 use crate::exec;
 use crate::report::{Outcome, Trouble};
 use crate::workspace::Workspace;
@@ -21,15 +21,15 @@ const PATHS_MIN: usize = 4;
 const RATIO: std::ops::RangeInclusive<f64> = 1.0..=1.2;
 
 /// A plain bandwidth run: 512 MiB in 64 KiB Writes.
-fn transfer(workspace: &Workspace, faults: Faults) -> Result<Ended, Trouble> {
+fn transfer(workspace: &Workspace, circumstances: Circumstances) -> Result<Ended, Trouble> {
     let arguments =
         ["-d", "metaroce0", "-x", "0", "-F", "-s", "65536", "-n", "8192"].map(str::to_owned).to_vec();
-    Pair { program: "ib_write_bw", arguments, faults, timeout: TIMEOUT }.run(workspace)
+    Pair { program: "ib_write_bw", arguments, circumstances, timeout: TIMEOUT }.run(workspace)
 }
 
 /// Every path of the sender carries at least half of an even share of its bytes.
 pub fn even(workspace: &Workspace) -> Outcome {
-    let ended = transfer(workspace, Faults::default())?;
+    let ended = transfer(workspace, Circumstances::default())?;
     let record = record_of(workspace, ended.client.pid)?;
     let empty = Vec::new();
     let bytes: Vec<u64> =
@@ -44,7 +44,7 @@ pub fn even(workspace: &Workspace) -> Outcome {
 
 /// At 1 % injected loss, what was dropped was sent again once, and hardly anything else.
 pub fn loss(workspace: &Workspace, seed: u64) -> Outcome {
-    let ended = transfer(workspace, Faults { loss_per_mille: 10, seed })?;
+    let ended = transfer(workspace, Circumstances::lossy(10, seed))?;
     let records = [record_of(workspace, ended.client.pid)?, record_of(workspace, ended.server.pid)?];
     let sum = |name: &str| records.iter().map(|record| number(record, name)).sum::<u64>();
     let (dropped, again) = (sum("impair_dropped_data"), sum("retransmits"));
