@@ -31,6 +31,8 @@ pub fn names() -> impl Iterator<Item = String> {
         REPEATED,
         spray::EVEN,
         spray::LOSS,
+        confined::ORDINARY_USER,
+        confined::SMALL_BUFFERS,
     ];
     fixed
         .map(str::to_owned)
