@@ -2,11 +2,11 @@
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use metaroce_config::{DeviceConfig, GidEntry};
 
+use crate::sys::{self, Published};
 use crate::{netlink, store, sysfs};
 
 /// Name of the device.
@@ -65,7 +65,18 @@ impl Device {
         })
     }
 
-    /// Plane 0, which gives the device its state.
+    /// The node's number as netlink carries it: the kernel's huge_encode_dev, minor bits 8 and up above the major.
+    pub(crate) fn chardev(&self) -> u64 {
+        let (major, minor) = (u64::from(libc::major(self.rdev)), u64::from(libc::minor(self.rdev)));
+        minor & 0xff | major << 8 | (minor & !0xff) << 12
+    }
+
+    /// Whether the port is active: it is while any plane is.
+    pub(crate) fn is_up(&self) -> bool {
+        self.config.planes.iter().any(|plane| plane.up)
+    }
+
+    /// Plane 0, whose interface stands for the device where there is room for one.
     pub(crate) fn plane0(&self) -> &metaroce_config::Plane {
         &self.config.planes[0]
     }
@@ -111,40 +122,25 @@ struct State {
     netns: u64,
     euid: u32,
     device: Result<Device, String>,
-    /// Path of the tree in the file system; null until a path leads into it.
-    tree: AtomicPtr<Vec<u8>>,
+    /// Path of the tree in the file system, once a path has led into it.
+    tree: Published<Vec<u8>>,
 }
 
-// Published without a lock: a child forked while another thread was looking must not find one taken. What is replaced
-// is never freed, because other threads may still read it; replacements are as rare as namespace changes.
-static STATE: AtomicPtr<State> = AtomicPtr::new(ptr::null_mut());
+static STATE: Published<State> = Published::nothing();
 
 /// The device, or `None` when its configuration is broken, which is then said once. Call under [`crate::guard::run`].
 pub(crate) fn current() -> Option<&'static Device> {
-    match &state().device {
-        Ok(device) => Some(device),
-        Err(message) => {
-            complain(message);
-            None
-        }
-    }
+    state().device.as_ref().map_err(|message| complain(message)).ok()
 }
 
 /// The path of `device`'s tree, made or remade when it is not there; `None` when that fails, which is then said once.
 pub(crate) fn tree(device: &Device) -> Option<&'static [u8]> {
     let state = state();
-    // SAFETY: the pointer is null or came from Box::leak below.
-    if let Some(path) = unsafe { state.tree.load(Ordering::Acquire).as_ref() }
-        && store::is_there(path)
-    {
+    if let Some(path) = state.tree.get().filter(|path| store::is_there(path)) {
         return Some(path);
     }
     match store::materialise(&sysfs::tree(device)) {
-        Ok(path) => {
-            let path: &'static Vec<u8> = Box::leak(Box::new(path));
-            state.tree.store(ptr::from_ref(path).cast_mut(), Ordering::Release);
-            Some(path)
-        }
+        Ok(path) => Some(state.tree.publish(path)),
         Err(message) => {
             complain(&message);
             None
@@ -154,28 +150,17 @@ pub(crate) fn tree(device: &Device) -> Option<&'static [u8]> {
 
 fn state() -> &'static State {
     let netns = fs::metadata("/proc/thread-self/ns/net").map_or(0, |meta| meta.ino());
-    // SAFETY: plain system call.
-    let euid = unsafe { libc::geteuid() };
-    // SAFETY: the pointer is null or came from Box::leak below.
-    if let Some(state) = unsafe { STATE.load(Ordering::Acquire).as_ref() }
-        && state.netns == netns
-        && state.euid == euid
-    {
-        return state;
-    }
-    let fresh = State { netns, euid, device: Device::new(), tree: AtomicPtr::new(ptr::null_mut()) };
-    let fresh: &'static State = Box::leak(Box::new(fresh));
-    STATE.store(ptr::from_ref(fresh).cast_mut(), Ordering::Release);
-    fresh
+    let euid = sys::euid();
+    STATE.get().filter(|state| state.netns == netns && state.euid == euid).unwrap_or_else(|| {
+        STATE.publish(State { netns, euid, device: Device::new(), tree: Published::nothing() })
+    })
 }
 
 /// Says once per process, in one line on stderr, why the device is not there.
 fn complain(message: &str) {
     static SAID: AtomicBool = AtomicBool::new(false);
     if !SAID.swap(true, Ordering::Relaxed) {
-        let line = format!("metaroce: no device {NAME}: {message}\n");
-        // SAFETY: `line` is valid for its length. A short or failed write loses a message and nothing else.
-        unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) };
+        sys::say(&format!("metaroce: no device {NAME}: {message}\n"));
     }
 }
 

@@ -8,12 +8,12 @@
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Write};
-use std::os::fd::{AsRawFd, IntoRawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use crate::sys;
 use crate::sysfs::{Entry, Kind};
 
 /// Whether the tree at `path` is still there and this user may look into it.
@@ -42,8 +42,7 @@ pub(crate) fn materialise(entries: &[Entry]) -> Result<Vec<u8>, String> {
 /// Directories that may hold trees, best first. A name in a public place may be taken by someone else, on purpose or in
 /// another user namespace; the later ones are for that.
 fn candidates() -> Vec<PathBuf> {
-    // SAFETY: plain system call.
-    let uid = unsafe { libc::geteuid() };
+    let uid = sys::euid();
     let user_namespace = fs::metadata("/proc/self/ns/user").map_or(0, |meta| meta.ino());
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
     let public = |directory: &str| PathBuf::from(format!("{directory}/metaroce-{uid}"));
@@ -61,8 +60,7 @@ fn runtime_directory(path: &Path) -> io::Result<PathBuf> {
     }
     let directory = open_directory(path)?;
     let meta = directory.metadata()?;
-    // SAFETY: plain system call.
-    if meta.uid() != unsafe { libc::geteuid() } {
+    if meta.uid() != sys::euid() {
         return Err(io::Error::new(ErrorKind::PermissionDenied, "it belongs to another user"));
     }
     if meta.mode() & 0o777 != 0o700 {
@@ -72,11 +70,11 @@ fn runtime_directory(path: &Path) -> io::Result<PathBuf> {
 }
 
 fn in_directory(directory: &Path, entries: &[Entry]) -> io::Result<PathBuf> {
-    let path = directory.join(format!("sysfs-{:0digits$x}", hash(entries), digits = crate::ops::HASH_DIGITS));
+    let path = directory.join(format!("{TREE}{:0digits$x}", hash(entries), digits = crate::ops::HASH_DIGITS));
     for _ in 0..ATTEMPTS {
-        if let Some(lock) = lock_in_use(&path)? {
+        if let Some(lock) = lock(&path, libc::LOCK_SH)? {
             if is_complete(&path, entries) {
-                keep(lock);
+                sys::keep_open(lock);
                 return Ok(path);
             }
             // A cleaner of temporary files has been here.
@@ -84,7 +82,7 @@ fn in_directory(directory: &Path, entries: &[Entry]) -> io::Result<PathBuf> {
         }
         match build(directory, &path, entries) {
             Ok(lock) => {
-                keep(lock);
+                sys::keep_open(lock);
                 reclaim(directory);
                 return Ok(path);
             }
@@ -103,36 +101,38 @@ fn is_lost_race(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::NotFound | ErrorKind::AlreadyExists | ErrorKind::DirectoryNotEmpty)
 }
 
-/// Opens an existing tree with a shared lock; `None` when there is none.
-fn lock_in_use(path: &Path) -> io::Result<Option<File>> {
+/// Opens the tree that is at `path` now, with a lock; `None` when there is none, or one that is locked against us.
+fn lock(path: &Path, operation: libc::c_int) -> io::Result<Option<File>> {
     let lock = match open_directory(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         opened => opened?,
     };
-    // A busy lock means that it is being reclaimed at this moment; the check below sees the result.
-    let locked = flock(&lock, libc::LOCK_SH);
-    let same =
-        fs::symlink_metadata(path).is_ok_and(|now| lock.metadata().is_ok_and(|then| now.ino() == then.ino()));
-    Ok((locked && same).then_some(lock))
+    // The lock counts only if the directory was not taken away, and perhaps replaced, before we had it.
+    let is_still_there = || {
+        let (now, then) = (fs::symlink_metadata(path), lock.metadata());
+        now.is_ok_and(|now| then.is_ok_and(|then| (now.dev(), now.ino()) == (then.dev(), then.ino())))
+    };
+    Ok((sys::try_flock(&lock, operation) && is_still_there()).then_some(lock))
 }
 
-/// Builds the tree under a temporary name and moves it into place; the returned lock is held from its first moment.
+/// Builds the tree under a temporary name, locked, and moves it into place with its lock.
 fn build(directory: &Path, path: &Path, entries: &[Entry]) -> io::Result<File> {
     let temporary = temporary_name(directory);
     DirBuilder::new().mode(0o755).create(&temporary)?;
-    let result = open_directory(&temporary).and_then(|lock| {
-        flock(&lock, libc::LOCK_SH);
-        for entry in entries {
-            write_entry(&temporary.join(&entry.path), &entry.kind)?;
+    // Without the lock it is being reclaimed at this moment.
+    let Some(lock) = lock(&temporary, libc::LOCK_SH)? else { return Err(ErrorKind::NotFound.into()) };
+    let fill = || {
+        entries.iter().try_for_each(|entry| write_entry(&temporary.join(&entry.path), &entry.kind))?;
+        fs::rename(&temporary, path)
+    };
+    match fill() {
+        Ok(()) => Ok(lock),
+        Err(error) => {
+            // Best effort: what remains is reclaimed by the next process.
+            let _ = fs::remove_dir_all(&temporary);
+            Err(error)
         }
-        fs::rename(&temporary, path)?;
-        Ok(lock)
-    });
-    if result.is_err() {
-        // Best effort: what remains is reclaimed by the next process.
-        let _ = fs::remove_dir_all(&temporary);
     }
-    result
 }
 
 fn write_entry(path: &Path, kind: &Kind) -> io::Result<()> {
@@ -164,17 +164,15 @@ fn is_complete(path: &Path, entries: &[Entry]) -> bool {
     })
 }
 
-/// Removes every tree, finished or not, that no living process holds.
+/// Removes every tree, finished or not, that no living process holds. What cannot be removed stays for the next.
 fn reclaim(directory: &Path) {
-    let Ok(listing) = fs::read_dir(directory) else { return };
-    for entry in listing.flatten() {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let name = entry.file_name();
-        if name.as_bytes().starts_with(b"sysfs-") || name.as_bytes().starts_with(TEMPORARY.as_bytes()) {
+        if [TREE, TEMPORARY].iter().any(|prefix| name.as_bytes().starts_with(prefix.as_bytes())) {
             let path = entry.path();
-            if open_directory(&path)
-                .is_ok_and(|lock| flock(&lock, libc::LOCK_EX) && discard(directory, &path).is_ok())
-            {
-                continue;
+            // The lock is held until the directory is gone.
+            if let Ok(Some(_lock)) = lock(&path, libc::LOCK_EX) {
+                let _ = discard(directory, &path);
             }
         }
     }
@@ -189,6 +187,8 @@ fn discard(directory: &Path, path: &Path) -> io::Result<()> {
     }
 }
 
+/// Names of trees begin with this; [`crate::ops::visible_offset`] knows them by it.
+const TREE: &str = "sysfs-";
 const TEMPORARY: &str = "tmp-";
 
 fn temporary_name(directory: &Path) -> PathBuf {
@@ -203,24 +203,6 @@ fn temporary_name(directory: &Path) -> PathBuf {
 fn open_directory(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW).open(path)
 }
-
-/// Tries to lock; false when someone else's lock is in the way.
-fn flock(file: &File, operation: libc::c_int) -> bool {
-    // SAFETY: plain system call on a descriptor that `file` keeps open.
-    unsafe { libc::flock(file.as_raw_fd(), operation | libc::LOCK_NB) == 0 }
-}
-
-/// Keeps a lock until the process ends, on a descriptor out of the way of programs that count on low numbers.
-fn keep(lock: File) {
-    // SAFETY: plain system call; the result is a descriptor of our own or -1.
-    let high = unsafe { libc::fcntl(lock.as_raw_fd(), libc::F_DUPFD_CLOEXEC, HIGH_DESCRIPTOR) };
-    if high < 0 {
-        // The limit is lower than that: stay on the descriptor we have.
-        let _ = lock.into_raw_fd();
-    }
-}
-
-const HIGH_DESCRIPTOR: libc::c_int = 500;
 
 /// FNV-1a over everything that makes two trees differ.
 fn hash(entries: &[Entry]) -> u64 {

@@ -38,8 +38,8 @@ pub(crate) fn tree(device: &Device) -> Vec<Entry> {
 
 /// Driver version, shown as the firmware's.
 pub(crate) const FW_VER: &str = env!("CARGO_PKG_VERSION");
-/// What query_port reports as 4X at EDR speed.
-const RATE: &str = "100 Gb/sec (4X EDR)";
+/// What query_port reports as active_width 2 and active_speed 8.
+const RATE: &str = "40 Gb/sec (4X FDR10)";
 /// IB_PORT_CM_SUP and IB_PORT_IP_BASED_GIDS of ib_verbs.h.
 pub(crate) const PORT_CAP_FLAGS: u32 = 1 << 16 | 1 << 26;
 /// The per-device ABI version that libibverbs hands to the provider.
@@ -120,14 +120,14 @@ fn class(tree: &mut Tree, device: &Device) {
     tree.line(ibdev("sys_image_guid"), &guid);
     tree.line(ibdev("node_desc"), "metaroce");
     tree.line(ibdev("fw_ver"), FW_VER);
-    tree.line(ibdev("hw_rev"), "0");
+    tree.line(ibdev("hw_rev"), "1");
     tree.line(ibdev("hca_type"), "metaroce");
     tree.line(ibdev("parent"), &device.plane0().ifname);
 }
 
 fn port(tree: &mut Tree, device: &Device) {
     let port = |name: &str| ibdev(&format!("ports/1/{name}"));
-    let up = device.plane0().up;
+    let up = device.is_up();
     tree.line(port("state"), if up { "4: ACTIVE" } else { "1: DOWN" });
     tree.line(port("phys_state"), if up { "5: LinkUp" } else { "3: Disabled" });
     tree.line(port("link_layer"), "Ethernet");

@@ -7,10 +7,11 @@ use std::ffi::{c_int, c_ulong, c_void};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
 use crate::device::{self, Device};
+use crate::sys;
 
 /// RDMA_VERBS_IOCTL: `_IOWR(0x1b, 1, struct ib_uverbs_ioctl_hdr)`.
 const RDMA_VERBS_IOCTL: u32 = 0xc018_1b01;
@@ -235,13 +236,7 @@ fn gid_entry(device: &Device, index: usize) -> Option<UverbsGidEntry> {
 /// provider writes them into it, and no `read` has to be intercepted.
 fn event_channel() -> Result<c_int, c_int> {
     let fifo = || -> io::Result<File> {
-        let mut ends = [0; 2];
-        // SAFETY: `ends` has room for two descriptors.
-        if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the descriptors are new and nobody else's; both close at the end of this scope.
-        let [reader, _writer] = ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) });
+        let [reader, _writer] = sys::pipe()?;
         OpenOptions::new().read(true).write(true).open(format!("/proc/thread-self/fd/{}", reader.as_raw_fd()))
     };
     match fifo() {

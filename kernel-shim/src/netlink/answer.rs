@@ -110,7 +110,7 @@ fn describe_device(reply: Reply, device: &Device) -> Reply {
 fn describe_port(reply: Reply, device: &Device) -> Reply {
     let plane = device.plane0();
     // IB_PORT_ACTIVE and LINK_UP, or IB_PORT_DOWN and DISABLED.
-    let (state, phys_state) = if plane.up { (4, 5) } else { (1, 3) };
+    let (state, phys_state) = if device.is_up() { (4, 5) } else { (1, 3) };
     reply
         .attr(DEV_INDEX, &device.index.to_ne_bytes())
         .attr_str(DEV_NAME, device::NAME)
