@@ -25,6 +25,8 @@ mod post;
 mod qp;
 mod register;
 mod srq;
+#[cfg(test)]
+mod values;
 mod wr;
 
 /// Runs when libibverbs loads the library.
