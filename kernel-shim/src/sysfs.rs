@@ -38,8 +38,8 @@ pub(crate) fn tree(device: &Device) -> Vec<Entry> {
 
 /// Driver version, shown as the firmware's.
 pub(crate) const FW_VER: &str = env!("CARGO_PKG_VERSION");
-/// What query_port reports as active_width 2 and active_speed 8.
-const RATE: &str = "40 Gb/sec (4X FDR10)";
+/// What query_port reports as active_width 2 and active_speed 32.
+const RATE: &str = "100 Gb/sec (4X EDR)";
 /// IB_PORT_CM_SUP and IB_PORT_IP_BASED_GIDS of ib_verbs.h.
 pub(crate) const PORT_CAP_FLAGS: u32 = 1 << 16 | 1 << 26;
 /// The per-device ABI version that libibverbs hands to the provider.
