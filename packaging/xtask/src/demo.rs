@@ -47,15 +47,10 @@ fn show(workspace: &Workspace) -> Result<(), Trouble> {
 fn transfer(workspace: &Workspace, circumstances: Circumstances) -> Result<f64, Trouble> {
     let loss = circumstances.loss_per_mille / 10;
     headline(&format!("ib_write_bw between two processes over UDP on lo, {loss} % of all packets dropped"));
-    let pair = Pair {
-        program: "ib_write_bw",
-        arguments: ["-d", "metaroce0", "-x", "0", "-F", "-s", "65536", "-n", "20000"]
-            .map(str::to_owned)
-            .to_vec(),
-        circumstances,
-        timeout: Duration::from_secs(120),
-    };
-    let ended = pair.run(workspace)?;
+    let arguments =
+        ["-d", "metaroce0", "-x", "0", "-F", "-s", "65536", "-n", "20000"].map(str::to_owned).to_vec();
+    let timeout = Duration::from_secs(120);
+    let ended = Pair::on_loopback("ib_write_bw", arguments, circumstances, timeout).run(workspace)?;
     let row =
         result_rows(&ended.client.output).pop().ok_or_else(|| Trouble::Fail(ended.text("no results")))?;
     let rate: f64 = row.get(3).and_then(|word| word.parse().ok()).unwrap_or(0.0);

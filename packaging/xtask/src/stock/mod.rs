@@ -1,6 +1,8 @@
 //! Unmodified Debian programs under the shim: the device must look and work right to them.
 
+mod checker;
 mod confined;
+mod namespaces;
 pub mod pair;
 pub mod perftest;
 mod pingpong;
@@ -33,10 +35,13 @@ pub fn names() -> impl Iterator<Item = String> {
         spray::LOSS,
         confined::ORDINARY_USER,
         confined::SMALL_BUFFERS,
+        namespaces::PINGPONG,
+        namespaces::WRITE,
     ];
     fixed
         .map(str::to_owned)
         .into_iter()
+        .chain(checker::names())
         .chain(pingpong::matrix().into_iter().map(|case| case.name()))
         .chain(perftest::matrix().into_iter().map(|case| case.name()))
 }
@@ -71,6 +76,9 @@ pub fn sample(workspace: &Workspace, options: Options, report: &mut Report) {
     report.check(spray::LOSS, || spray::loss(workspace, options.seed));
     report.check(confined::ORDINARY_USER, || confined::ordinary_user(workspace));
     report.check(confined::SMALL_BUFFERS, || confined::small_buffers(workspace, options.seed));
+    report.check(namespaces::PINGPONG, || namespaces::pingpong(workspace, options.seed));
+    report.check(namespaces::WRITE, || namespaces::write(workspace));
+    checker::run(workspace, options.seed, report);
 }
 
 /// `cargo xtask soak`: the whole matrices in random order, again and again until the time is up.

@@ -19,7 +19,7 @@ const LISTEN_TIMEOUT: Duration = Duration::from_secs(20);
 const PORT_ATTEMPTS: usize = 5;
 /// What servers print when their port is taken.
 const PORT_TAKEN: [&str; 4] =
-    ["Address already in use", "Couldn't listen to port", "bind() failed", "Couldn't connect to"];
+    ["Address already in use", "Couldn't listen to port", "bind() failed", "unable to start listener"];
 
 /// What surrounds both ends of a run.
 #[derive(Debug, Clone, Default)]
@@ -73,8 +73,12 @@ pub struct Pair {
     pub program: &'static str,
     /// Arguments of both ends, without port and address.
     pub arguments: Vec<String>,
-    /// What surrounds both ends.
+    /// What surrounds the client, and the server unless it has circumstances of its own.
     pub circumstances: Circumstances,
+    /// What surrounds a server elsewhere.
+    pub server: Option<Circumstances>,
+    /// Where the client finds the server.
+    pub address: &'static str,
     /// Both ends together must end within this time.
     pub timeout: Duration,
 }
@@ -101,6 +105,16 @@ pub fn program(name: &str) -> Result<PathBuf, Trouble> {
 }
 
 impl Pair {
+    /// Both ends on loopback, in the same circumstances.
+    pub fn on_loopback(
+        program: &'static str,
+        arguments: Vec<String>,
+        circumstances: Circumstances,
+        timeout: Duration,
+    ) -> Pair {
+        Pair { program, arguments, circumstances, server: None, address: "127.0.0.1", timeout }
+    }
+
     /// Runs both ends; fails unless both end with code 0 in time.
     pub fn run(&self, workspace: &Workspace) -> Result<Ended, Trouble> {
         let program = program(self.program)?;
@@ -108,7 +122,7 @@ impl Pair {
         let (server, client) = serve_and_connect(
             self.program,
             |port| self.command(workspace, &program, port, None),
-            |port| self.command(workspace, &program, port, Some("127.0.0.1")),
+            |port| self.command(workspace, &program, port, Some(self.address)),
         )
         .map_err(|trouble| match trouble {
             Trouble::Fail(text) => Trouble::Fail(format!("{}\n{text}", self.line())),
@@ -135,7 +149,8 @@ impl Pair {
     }
 
     fn command(&self, workspace: &Workspace, program: &Path, port: u16, peer: Option<&str>) -> Command {
-        let mut command = self.circumstances.command(workspace, program);
+        let own = if peer.is_none() { self.server.as_ref() } else { None };
+        let mut command = own.unwrap_or(&self.circumstances).command(workspace, program);
         command.args(&self.arguments).arg("-p").arg(port.to_string()).args(peer);
         command
     }
@@ -143,7 +158,7 @@ impl Pair {
     /// The command line a person would type to see it again.
     fn line(&self) -> String {
         let (options, arguments) = (self.circumstances.options(), self.arguments.join(" "));
-        format!("metaroce run --planes lo{options} -- {} {arguments} [127.0.0.1]", self.program)
+        format!("metaroce run --planes lo{options} -- {} {arguments} [{}]", self.program, self.address)
     }
 }
 
@@ -157,9 +172,11 @@ pub fn serve_and_connect(
     let mut taken = String::new();
     for _ in 0..PORT_ATTEMPTS {
         let port = free_port()?;
-        let mut running = Running::start(format!("{name} server"), &mut server(port))?;
-        match wait_for_listener(&mut running, port) {
-            Ok(()) => return Ok((running, Running::start(format!("{name} client"), &mut client(port))?)),
+        let running = Running::start(format!("{name} server"), &mut server(port))?;
+        match wait_for_listener(running, port) {
+            Ok(running) => {
+                return Ok((running, Running::start(format!("{name} client"), &mut client(port))?));
+            }
             Err(text) if PORT_TAKEN.iter().any(|mark| text.contains(mark)) => taken = text,
             Err(text) => return Err(Trouble::Fail(text)),
         }
@@ -174,26 +191,22 @@ fn free_port() -> std::io::Result<u16> {
 
 /// Waits until something listens on `port`; the server's output when it ends or stays silent instead. Connecting
 /// would be simpler, but these servers take the first connection for their peer.
-fn wait_for_listener(server: &mut Running, port: u16) -> Result<(), String> {
+fn wait_for_listener(mut server: Running, port: u16) -> Result<Running, String> {
     let deadline = Instant::now() + LISTEN_TIMEOUT;
-    while !is_listening(port) {
-        if server.has_ended() {
-            // The pipe may hold the reason still.
-            std::thread::sleep(LOOK_EVERY * 4);
-            return Err(format!("server ended before it listened:\n{}", server.output_so_far()));
-        }
-        if Instant::now() > deadline {
-            return Err(format!("server does not listen after 20 s:\n{}", server.output_so_far()));
+    while !is_listening(server.pid(), port) {
+        if server.has_ended() || Instant::now() > deadline {
+            return Err(format!("the server does not listen\n{}", server.finish(Instant::now())));
         }
         std::thread::sleep(LOOK_EVERY);
     }
-    Ok(())
+    Ok(server)
 }
 
-fn is_listening(port: u16) -> bool {
-    ["/proc/net/tcp", "/proc/net/tcp6"]
+/// Whether something listens on `port` in the network namespace of process `pid`.
+fn is_listening(pid: u32, port: u16) -> bool {
+    ["tcp", "tcp6"]
         .iter()
-        .filter_map(|path| std::fs::read_to_string(path).ok())
+        .filter_map(|table| std::fs::read_to_string(format!("/proc/{pid}/net/{table}")).ok())
         .any(|table| table_lists(&table, port))
 }
 
@@ -224,6 +237,6 @@ mod tests {
     fn is_listening__sees_a_real_listener() {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
-        assert!(is_listening(port));
+        assert!(is_listening(std::process::id(), port));
     }
 }

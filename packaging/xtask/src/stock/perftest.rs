@@ -131,13 +131,8 @@ impl Case {
     /// Runs it and looks for the line of results.
     pub fn run(&self, workspace: &Workspace, seed: u64) -> Outcome {
         let circumstances = Circumstances::lossy(self.loss_per_mille, seed);
-        let pair = Pair {
-            program: PROGRAMS[self.program].name,
-            arguments: self.arguments(),
-            circumstances,
-            timeout: TIMEOUT,
-        };
-        let ended = pair.run(workspace)?;
+        let name = PROGRAMS[self.program].name;
+        let ended = Pair::on_loopback(name, self.arguments(), circumstances, TIMEOUT).run(workspace)?;
         match result_rows(&ended.client.output).last() {
             None => Err(Trouble::Fail(ended.text("no line of results"))),
             Some(row) if PROGRAMS[self.program].bandwidth => {

@@ -49,13 +49,9 @@ impl Case {
         let fixed =
             ["-d", "metaroce0", "-g", "0", "-s", &self.size.to_string(), "-n", &iterations.to_string()]
                 .map(str::to_owned);
-        let pair = Pair {
-            program: "ibv_rc_pingpong",
-            arguments: fixed.into_iter().chain(self.options.iter().map(|word| word.to_string())).collect(),
-            circumstances: Circumstances::lossy(self.loss_per_mille, seed),
-            timeout: TIMEOUT,
-        };
-        let ended = pair.run(workspace)?;
+        let arguments = fixed.into_iter().chain(self.options.iter().map(|word| word.to_string())).collect();
+        let circumstances = Circumstances::lossy(self.loss_per_mille, seed);
+        let ended = Pair::on_loopback("ibv_rc_pingpong", arguments, circumstances, TIMEOUT).run(workspace)?;
         for end in [&ended.server, &ended.client] {
             if end.output.contains("invalid data") {
                 return Err(Trouble::Fail(ended.text("wrong data arrived")));
