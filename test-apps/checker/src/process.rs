@@ -1,0 +1,96 @@
+//! One end of one case as a process of its own, so that a crash, a hang or a kill stays inside the case.
+
+use std::net::TcpStream;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::control::{Check, Control};
+use crate::modes::Mode;
+use crate::options::Options;
+use crate::session::{Role, Session, print_check};
+use crate::{Outcome, pattern};
+
+/// An assignment: which case, with which chance.
+#[derive(Serialize, Deserialize, Debug, Clone)]
+pub struct Spec {
+    /// The mode.
+    pub mode: Mode,
+    /// The case of the mode.
+    pub case: String,
+    /// The run's seed; the case's is derived from it and the case's name.
+    pub seed: u64,
+    /// The run's options.
+    pub options: Options,
+}
+
+/// Seconds between a case's soft limit (control connection) and the kernel's SIGALRM.
+const GRACE_S: u64 = 5;
+
+/// Runs one end; false when a check failed or the case ended early.
+pub fn run_case(spec: Option<&str>, server: Option<&str>) -> Outcome<bool> {
+    die_with_parent();
+    let connect = Duration::from_secs(10);
+    let (role, spec, stream) = match (spec, server) {
+        (Some(spec), Some(server)) => {
+            let spec: Spec = serde_json::from_str(spec)?;
+            let stream = TcpStream::connect(server).map_err(|e| format!("far end {server}: {e}"))?;
+            Control::new(stream.try_clone()?, connect)?.tell(&spec)?;
+            (Role::A, spec, stream)
+        }
+        _ => {
+            // SAFETY: the server made stdin the accepted connection, and nothing else here uses stdin.
+            let stream = TcpStream::from(unsafe { OwnedFd::from_raw_fd(0) });
+            (Role::B, read_spec(&stream, connect)?, stream)
+        }
+    };
+    let case = spec.mode.case(&spec.options, &spec.case)?;
+    let limit = case.limit * u32::try_from(spec.options.patience).unwrap_or(1);
+    alarm(limit.as_secs() + GRACE_S);
+    let seed = spec.case.bytes().fold(spec.seed, |seed, byte| pattern::derive(seed, &[u64::from(byte)]));
+    let mut session = Session::new(role, seed, spec.options.clone(), Control::new(stream, limit)?);
+    let ended = (case.run)(&mut session).and_then(|()| session.finish(!case.kills_peer));
+    if let Err(error) = &ended {
+        let why = session.abort(&error.to_string());
+        if role == Role::A {
+            print_check(&Check { name: "ran to its end".into(), ok: false, detail: why });
+        }
+    }
+    Ok(ended.is_ok())
+}
+
+/// Reads the assignment byte by byte: whatever follows it belongs to the session's own reader.
+fn read_spec(mut stream: &TcpStream, limit: Duration) -> Outcome<Spec> {
+    use std::io::Read;
+    stream.set_read_timeout(Some(limit))?;
+    let mut line = Vec::new();
+    let mut byte = [0];
+    while line.last() != Some(&b'\n') {
+        if stream.read(&mut byte)? == 0 {
+            return Err("the near end went away before it said what to do".into());
+        }
+        line.extend(byte);
+    }
+    let message: serde_json::Value = serde_json::from_slice(&line)?;
+    Ok(serde_json::from_value(message["value"].clone())?)
+}
+
+/// The process dies with the one that started it: nothing is left when a run is killed.
+pub fn die_with_parent() {
+    // SAFETY: prctl with PR_SET_PDEATHSIG takes a signal number and touches no memory.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+}
+
+/// The kernel ends the process after `seconds`, whatever it hangs in.
+fn alarm(seconds: u64) {
+    // SAFETY: alarm takes a number; SIGALRM's default action ends the process.
+    unsafe { libc::alarm(u32::try_from(seconds).unwrap_or(u32::MAX)) };
+}
+
+/// Kills this process as `kill -9` would: no destructor runs, no goodbye is sent.
+pub fn kill_self() -> ! {
+    // SAFETY: getpid and kill touch no memory; SIGKILL cannot be handled.
+    unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+    unreachable!("SIGKILL returns to nobody")
+}
