@@ -49,6 +49,11 @@ impl Report {
         self.filter.as_ref().is_none_or(|filter| name.contains(filter.as_str()))
     }
 
+    /// Whether only some checks are asked for.
+    pub fn is_filtered(&self) -> bool {
+        self.filter.is_some()
+    }
+
     /// Whether any check of a group may be asked for: the filter names one of its checks or a part of the group.
     pub fn wants_any(&self, names: impl IntoIterator<Item = impl AsRef<str>>) -> bool {
         self.filter.is_none() || names.into_iter().any(|name| self.wants(name.as_ref()))

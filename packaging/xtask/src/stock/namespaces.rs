@@ -1,7 +1,7 @@
 //! Two hosts made of network namespaces with two planes between them, for the programs that also run on loopback.
 
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::pair::{Circumstances, Pair, program};
 use super::perftest::result_rows;
@@ -88,7 +88,23 @@ impl Hosts {
                 ip(&["-n", name, "link", "set", plane, "up"]).map_err(Trouble::Fail)?;
             }
         }
+        hosts.wait_for_carrier()?;
         Ok(hosts)
+    }
+
+    /// The kernel reports a veth's carrier a moment after both ends are up.
+    fn wait_for_carrier(&self) -> Result<(), Trouble> {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        for (name, plane) in self.names.iter().flat_map(|name| PLANES.map(|plane| (name, plane))) {
+            while !ip(&["-n", name, "-o", "link", "show", plane]).map_err(Trouble::Fail)?.contains("state UP")
+            {
+                if Instant::now() > deadline {
+                    return Err(Trouble::fail(format!("{plane} in {name} does not come up")));
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+        Ok(())
     }
 
     /// A run with its server on the first host and its client on the second.
@@ -117,12 +133,12 @@ impl Drop for Hosts {
     }
 }
 
-/// Runs `ip`; its complaint when it fails.
-fn ip(arguments: &[&str]) -> Result<(), String> {
+/// Runs `ip`; its output, or its complaint when it fails.
+fn ip(arguments: &[&str]) -> Result<String, String> {
     let path = program("ip").map_err(|_| "ip is not installed".to_owned())?;
     let done = exec::run("ip", Command::new(path).args(arguments), Duration::from_secs(20));
     match done {
-        Ok(done) if done.success() => Ok(()),
+        Ok(done) if done.success() => Ok(done.output),
         Ok(done) => Err(format!("ip {}: {}", arguments.join(" "), done.output.trim())),
         Err(error) => Err(error.to_string()),
     }
