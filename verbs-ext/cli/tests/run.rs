@@ -30,8 +30,13 @@ impl Install {
 
     fn metaroce(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_metaroce"));
+        self.apply(command.args(arguments));
         command
-            .args(arguments)
+    }
+
+    /// Sets the environment of this installation.
+    fn apply<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        command
             .env_remove("LD_PRELOAD")
             .env_remove("RDMAV_DRIVERS")
             .env_remove("IBV_DRIVERS")
@@ -39,8 +44,7 @@ impl Install {
             .env("METAROCE_LIBDIR", &self.libraries)
             .env("XDG_RUNTIME_DIR", self.root.join("runtime"))
             .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        command
+            .stderr(Stdio::piped())
     }
 }
 
@@ -95,6 +99,18 @@ fn run__from_an_unclean_path_by_many_at_once() {
 }
 
 #[test]
+fn run__installed_below_a_prefix_finds_its_libraries() {
+    let install = Install::new("prefix", "lib/metaroce");
+    fs::create_dir(install.root.join("bin")).unwrap();
+    fs::copy(env!("CARGO_BIN_EXE_metaroce"), install.root.join("bin/metaroce")).unwrap();
+    let mut command = Command::new(install.root.join("bin/metaroce"));
+    install.apply(command.args(["run", "/bin/sh", "-c", SHOW])).env_remove("METAROCE_LIBDIR");
+    let child = command.spawn().unwrap();
+    let pid = child.id();
+    check(pid, &child.wait_with_output().unwrap(), "lib/metaroce/libmetaroce_shim.so");
+}
+
+#[test]
 fn run__names_what_is_wrong() {
     let install = Install::new("wrong", "lib");
     let fails = |command: &mut Command, code: i32, words: &[&str]| {
@@ -121,13 +137,7 @@ fn env__can_be_evaluated_by_a_shell() {
         env!("CARGO_BIN_EXE_metaroce")
     );
     let mut shell = Command::new("/bin/sh");
-    let template = install.metaroce(&[]);
-    for (name, value) in template.get_envs() {
-        match value {
-            Some(value) => shell.env(name, value),
-            None => shell.env_remove(name),
-        };
-    }
+    install.apply(&mut shell);
     let out = shell.args(["-c", &script]).output().unwrap();
     let stdout = text(&out.stdout);
     let lines: Vec<&str> = stdout.lines().collect();
