@@ -130,7 +130,8 @@ static STATE: Published<State> = Published::nothing();
 
 /// The device, or `None` when its configuration is broken, which is then said once. Call under [`crate::guard::run`].
 pub(crate) fn current() -> Option<&'static Device> {
-    state().device.as_ref().map_err(|message| complain(message)).ok()
+    let no_device = |message: &String| complain(&format!("no device {NAME}: {message}"));
+    state().device.as_ref().map_err(no_device).ok()
 }
 
 /// The path of `device`'s tree, made or remade when it is not there; `None` when that fails, which is then said once.
@@ -142,7 +143,7 @@ pub(crate) fn tree(device: &Device) -> Option<&'static [u8]> {
     match store::materialise(&sysfs::tree(device)) {
         Ok(path) => Some(state.tree.publish(path)),
         Err(message) => {
-            complain(&message);
+            complain(&format!("{NAME} is missing in sysfs: {message}"));
             None
         }
     }
@@ -156,11 +157,11 @@ fn state() -> &'static State {
     })
 }
 
-/// Says once per process, in one line on stderr, why the device is not there.
+/// Says once per process, in one line on stderr, what is wrong.
 fn complain(message: &str) {
     static SAID: AtomicBool = AtomicBool::new(false);
     if !SAID.swap(true, Ordering::Relaxed) {
-        sys::say(&format!("metaroce: no device {NAME}: {message}\n"));
+        sys::say(&format!("metaroce: {message}\n"));
     }
 }
 

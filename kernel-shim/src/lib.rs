@@ -7,6 +7,9 @@
 //! It keeps no table of descriptors. What a call means is read from the call itself (a request number, a path) or from
 //! the kernel's own view of the descriptor (device number, socket protocol), so dup, fork, exec, threads and a `close`
 //! the shim never sees cannot leave it with a stale belief.
+//!
+//! Out of its reach are programs that do not call libc through its symbols: static ones, those that make system calls
+//! themselves, and libraries loaded with RTLD_DEEPBIND.
 
 #![cfg_attr(test, expect(non_snake_case, reason = "tests are named subject__case"))]
 

@@ -37,8 +37,12 @@ path_hooks! {
     fn __openat64_2(dirfd: c_int; path, flags: c_int) -> c_int { dirfd, for_flags(flags), -1 }
     fn fopen(; path, mode: *const c_char) -> *mut c_void { AT_FDCWD, for_mode(mode), ptr::null_mut() }
     fn fopen64(; path, mode: *const c_char) -> *mut c_void { AT_FDCWD, for_mode(mode), ptr::null_mut() }
-    fn freopen(; path, mode: *const c_char, file: *mut c_void) -> *mut c_void { AT_FDCWD, for_mode(mode), ptr::null_mut() }
-    fn freopen64(; path, mode: *const c_char, file: *mut c_void) -> *mut c_void { AT_FDCWD, for_mode(mode), ptr::null_mut() }
+    fn freopen(; path, mode: *const c_char, file: *mut c_void) -> *mut c_void {
+        AT_FDCWD, for_mode(mode), ptr::null_mut()
+    }
+    fn freopen64(; path, mode: *const c_char, file: *mut c_void) -> *mut c_void {
+        AT_FDCWD, for_mode(mode), ptr::null_mut()
+    }
 
     fn opendir(; path) -> *mut c_void { AT_FDCWD, Read, ptr::null_mut() }
     fn scandir(; path, list: *mut c_void, select: *mut c_void, compare: *mut c_void) -> c_int { AT_FDCWD, Read, -1 }
