@@ -1,9 +1,9 @@
 //! RDMA netlink (NETLINK_RDMA), carried by a socket of the kernel's own NETLINK_USERSOCK.
 //!
-//! A program's RDMA netlink socket is really a NETLINK_USERSOCK socket, which bind, getsockname, recvmsg, poll and close
-//! serve without our help. Only sending to the kernel is answered here: each reply is a message that the socket gets
-//! from itself. So there is nothing to remember per descriptor. Where the kernel has RDMA netlink, requests are passed
-//! on to it as well and our device is added to what it says. Numbers are those of rdma/rdma_netlink.h.
+//! A program's RDMA netlink socket is really a NETLINK_USERSOCK socket, which bind, getsockname, recvmsg, poll and
+//! close serve without our help. Only sending to the kernel is answered here: each reply is a message that the socket
+//! gets from itself. So there is nothing to remember per descriptor. Where the kernel has RDMA netlink, requests are
+//! passed on to it as well and our device is added to what it says. Numbers are those of rdma/rdma_netlink.h.
 
 use std::ffi::c_int;
 

@@ -1,4 +1,4 @@
-//! Keeps the tree in a file system: one directory per content, shared by all processes of a user, reclaimed by the next.
+//! Keeps the tree in a file system: a directory per content, shared by a user's processes, reclaimed by the next.
 //!
 //! A directory's name is the hash of its content, so a process finds the one an earlier process made. Whoever uses a
 //! directory holds a shared lock on it, which the kernel drops when the process dies, however it dies; whoever makes a
