@@ -1,0 +1,192 @@
+//! The fabric: two hosts, a cable per plane. Loss strikes at the receiving host, where the sender cannot notice it.
+
+use std::fs::File;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::AsRawFd;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::command::{CannotHere, Failure, run_in};
+use crate::system;
+
+/// Planes at most: one second octet each.
+const PLANES_MAX: usize = 64;
+/// A veth's carrier is there by then, or something is wrong.
+const CARRIER_LIMIT: Duration = Duration::from_secs(10);
+
+/// What to build.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// Cables between the hosts; interfaces are called `plane0`, `plane1`, ...
+    pub planes: usize,
+    /// MTU of every interface, in bytes.
+    pub mtu: u32,
+    /// IPv6 addresses beside the IPv4 ones.
+    pub ipv6: bool,
+    /// Segmentation-offload super-packets cross a cable whole, as on a real NIC; with loss they must be cut first, or
+    /// one drop takes all of them.
+    pub super_packets: bool,
+}
+
+impl Default for Plan {
+    fn default() -> Self {
+        Self { planes: 2, mtu: 9000, ipv6: false, super_packets: true }
+    }
+}
+
+/// One host: a network namespace.
+#[derive(Debug)]
+pub struct Host {
+    namespace: File,
+    index: u8,
+}
+
+/// Two connected hosts. They vanish with it.
+#[derive(Debug)]
+pub struct Fabric {
+    hosts: [Host; 2],
+    plan: Plan,
+}
+
+impl Host {
+    /// Its IPv4 address on a plane: 10.(100 + plane).0.(1 or 2).
+    pub fn ipv4(&self, plane: usize) -> IpAddr {
+        Ipv4Addr::new(10, 100 + plane as u8, 0, self.index + 1).into()
+    }
+
+    /// Its IPv6 address on a plane, if the plan has any: fd00:0:0:(plane)::(1 or 2).
+    pub fn ipv6(&self, plane: usize) -> IpAddr {
+        Ipv6Addr::new(0xfd00, 0, 0, plane as u16, 0, 0, 0, u16::from(self.index) + 1).into()
+    }
+
+    /// Lets a command run on this host.
+    pub fn inside<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        system::inside(command, &self.namespace)
+    }
+
+    /// Runs `work` in a thread on this host: sockets it makes belong to the host, wherever they go.
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, Failure> {
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| system::enter(&self.namespace).map(|()| work()));
+            thread
+                .join()
+                .map_err(|_| Failure::Broken("the work on a host panicked".into()))?
+                .map_err(Failure::from)
+        })
+    }
+
+    /// Runs a tool on this host; its output.
+    pub fn tool(&self, program: &str, arguments: &[&str]) -> Result<String, Failure> {
+        run_in(&self.namespace, program, arguments)
+    }
+
+    /// How `ip` names the namespace.
+    fn path(&self) -> String {
+        format!("/proc/{}/fd/{}", std::process::id(), self.namespace.as_raw_fd())
+    }
+
+    fn make(index: u8) -> Result<Self, Failure> {
+        let namespace = system::new_network().map_err(|e| Failure::CannotHere(CannotHere(e.to_string())))?;
+        let host = Self { namespace, index };
+        host.tool("ip", &["link", "set", "lo", "up"])?;
+        Ok(host)
+    }
+
+    fn configure(&self, plan: &Plan) -> Result<(), Failure> {
+        for plane in 0..plan.planes {
+            let name = interface(plane);
+            self.tool("ip", &["addr", "add", &format!("{}/24", self.ipv4(plane)), "dev", &name])?;
+            if plan.ipv6 {
+                self.tool(
+                    "ip",
+                    &["addr", "add", &format!("{}/64", self.ipv6(plane)), "dev", &name, "nodad"],
+                )?;
+            }
+            if !plan.super_packets {
+                self.tool("ethtool", &["-K", &name, "tx-udp-segmentation", "off"])?;
+            }
+            self.tool("ip", &["link", "set", &name, "mtu", &plan.mtu.to_string(), "up"])?;
+        }
+        Ok(())
+    }
+}
+
+/// Name of a plane's interface, the same on both hosts.
+pub fn interface(plane: usize) -> String {
+    format!("plane{plane}")
+}
+
+impl Fabric {
+    /// Builds it; the links are up when it returns.
+    pub fn new(plan: Plan) -> Result<Self, Failure> {
+        if plan.planes == 0 || plan.planes > PLANES_MAX {
+            return Err(Failure::Broken(format!("1 to {PLANES_MAX} planes, not {}", plan.planes)));
+        }
+        let hosts = [Host::make(0)?, Host::make(1)?];
+        for plane in 0..plan.planes {
+            let name = interface(plane);
+            let far = hosts[1].path();
+            let cable = ["link", "add", &name, "type", "veth", "peer", "name", &name, "netns", &far]
+                .map(str::to_owned);
+            hosts[0].tool("ip", &cable.each_ref().map(String::as_str))?;
+        }
+        for host in &hosts {
+            host.configure(&plan)?;
+        }
+        let fabric = Self { hosts, plan };
+        fabric.wait_for_carrier()?;
+        Ok(fabric)
+    }
+
+    /// The hosts.
+    pub fn hosts(&self) -> &[Host; 2] {
+        &self.hosts
+    }
+
+    /// Names of the planes' interfaces, as METAROCE_PLANES takes them.
+    pub fn planes(&self) -> String {
+        (0..self.plan.planes).map(interface).collect::<Vec<_>>().join(",")
+    }
+
+    /// From now on each plane of both hosts drops this many of 1000 packets that arrive (0 ends it, 1000 is a black
+    /// hole). Planes not listed lose nothing.
+    pub fn set_loss(&self, per_mille: &[(usize, u32)]) -> Result<(), Failure> {
+        let mut rules = String::from(
+            "add table inet loss\ndelete table inet loss\nadd table inet loss\n\
+             add chain inet loss input { type filter hook input priority 0; }\n",
+        );
+        for (plane, loss) in per_mille.iter().filter(|(_, loss)| *loss > 0) {
+            let chance =
+                if *loss >= 1000 { String::new() } else { format!("numgen random mod 1000 < {loss} ") };
+            rules +=
+                &format!("add rule inet loss input iifname \"{}\" {chance}counter drop\n", interface(*plane));
+        }
+        for host in &self.hosts {
+            host.tool("nft", &[&rules])?;
+        }
+        Ok(())
+    }
+
+    /// Takes a host's end of a plane down, or up again.
+    pub fn set_link(&self, host: usize, plane: usize, up: bool) -> Result<(), Failure> {
+        let word = if up { "up" } else { "down" };
+        self.hosts[host].tool("ip", &["link", "set", &interface(plane), word]).map(|_| ())
+    }
+
+    /// The kernel reports a cable's carrier a moment after both its ends are up.
+    fn wait_for_carrier(&self) -> Result<(), Failure> {
+        let deadline = Instant::now() + CARRIER_LIMIT;
+        for host in &self.hosts {
+            for plane in 0..self.plan.planes {
+                let name = interface(plane);
+                while !host.tool("ip", &["-o", "link", "show", &name])?.contains("state UP") {
+                    if Instant::now() > deadline {
+                        return Err(Failure::Broken(format!("{name} does not come up")));
+                    }
+                    std::thread::yield_now();
+                }
+            }
+        }
+        Ok(())
+    }
+}

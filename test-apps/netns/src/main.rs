@@ -1,0 +1,173 @@
+//! `metaroce-netns`: runs a server on one and a client on the other of two hosts made of network namespaces.
+//!
+//! ```text
+//! metaroce-netns --planes 2 --server 'metaroce run -- ib_write_bw' -- metaroce run -- ib_write_bw {server}
+//! metaroce-netns --ready listening --server 'metaroce-bench blast --listen {server}' -- metaroce-bench blast --connect {ready}
+//! ```
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use metaroce_netns::{Fabric, Failure, Plan, become_root_of_own_namespace};
+
+/// The exit code that means "not on this machine", as test harnesses know it.
+const SKIP: u8 = 77;
+/// A server is ready by then.
+const READY_LIMIT: Duration = Duration::from_secs(20);
+/// A server that has nothing more to do ends by then, or is ended.
+const SERVER_LIMIT: Duration = Duration::from_secs(3);
+/// State of a listening socket in /proc/PID/net/tcp.
+const LISTEN: &str = "0A";
+
+/// Runs a server and a client on two hosts with several planes between them.
+#[derive(Parser)]
+#[command(name = "metaroce-netns", version)]
+struct Cli {
+    /// Planes: cables between the hosts, called plane0, plane1, ... (METAROCE_PLANES lists them all).
+    #[arg(long, default_value_t = 2)]
+    planes: usize,
+    /// MTU of every interface.
+    #[arg(long, default_value_t = 9000)]
+    mtu: u32,
+    /// IPv6 addresses too.
+    #[arg(long)]
+    ipv6: bool,
+    /// Packets lost of each 1000, on every plane and in both directions.
+    #[arg(long, default_value_t = 0)]
+    loss: u32,
+    /// Cut segmentation-offload packets at the sender, as without this kind of NIC (always so with --loss).
+    #[arg(long)]
+    cut: bool,
+    /// Command of the server, words separated by blanks.
+    #[arg(long)]
+    server: String,
+    /// The server is ready when it prints a line that begins with this word (by default: when it listens on TCP).
+    #[arg(long)]
+    ready: Option<String>,
+    /// The client's command. In both commands {server} and {client} are the hosts' addresses on plane 0, in the
+    /// client's {ready} is what follows the ready word.
+    #[arg(trailing_var_arg = true, required = true)]
+    client: Vec<String>,
+}
+
+fn main() -> ExitCode {
+    // Before anything makes a thread.
+    let rights = become_root_of_own_namespace();
+    let cli = Cli::parse();
+    if let Err(error) = rights {
+        eprintln!("SKIP no right to make network namespaces (root, or user namespaces): {error}");
+        return ExitCode::from(SKIP);
+    }
+    match run(&cli) {
+        Ok(code) => ExitCode::from(code),
+        Err(Failure::CannotHere(why)) => {
+            eprintln!("SKIP {}", Failure::CannotHere(why));
+            ExitCode::from(SKIP)
+        }
+        Err(error) => {
+            eprintln!("metaroce-netns: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: &Cli) -> Result<u8, Failure> {
+    let super_packets = !cli.cut && cli.loss == 0;
+    let fabric = Fabric::new(Plan { planes: cli.planes, mtu: cli.mtu, ipv6: cli.ipv6, super_packets })?;
+    if cli.loss > 0 {
+        let all: Vec<(usize, u32)> = (0..cli.planes).map(|plane| (plane, cli.loss)).collect();
+        fabric.set_loss(&all)?;
+    }
+    let [server_host, client_host] = fabric.hosts();
+    let place = |word: &str| {
+        word.replace("{server}", &server_host.ipv4(0).to_string())
+            .replace("{client}", &client_host.ipv4(0).to_string())
+    };
+    let words: Vec<String> = cli.server.split_whitespace().map(place).collect();
+    let mut command = command_of(&words, &fabric)?;
+    command.stdin(Stdio::null());
+    if cli.ready.is_some() {
+        command.stdout(Stdio::piped());
+    }
+    let mut server = Ended(server_host.inside(&mut command).spawn()?);
+    let ready = match &cli.ready {
+        Some(word) => wait_for_line(&mut server.0, word)?,
+        None => wait_for_listener(&mut server.0)?,
+    };
+    let words: Vec<String> = cli.client.iter().map(|word| place(word).replace("{ready}", &ready)).collect();
+    let mut command = command_of(&words, &fabric)?;
+    let status = client_host.inside(&mut command).status()?;
+    server.wait_a_little();
+    let code = status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1);
+    Ok(u8::try_from(code).unwrap_or(1))
+}
+
+fn command_of(words: &[String], fabric: &Fabric) -> Result<Command, Failure> {
+    let (program, arguments) = words.split_first().ok_or(Failure::Broken("a command has no words".into()))?;
+    let mut command = Command::new(program);
+    command.args(arguments).env("METAROCE_PLANES", fabric.planes());
+    Ok(command)
+}
+
+/// Waits for the line that begins with `word`; what follows it. Later lines go to our own output.
+fn wait_for_line(server: &mut Child, word: &str) -> Result<String, Failure> {
+    let stdout = server.stdout.take().ok_or(Failure::Broken("the server has no output".into()))?;
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let word = word.to_owned();
+    std::thread::spawn(move || {
+        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+            match line.strip_prefix(&word) {
+                // Nobody listens any more once the first one has come.
+                Some(rest) => drop(sender.send(rest.trim().to_owned())),
+                None => println!("{line}"),
+            }
+        }
+    });
+    receiver.recv_timeout(READY_LIMIT).map_err(|_| Failure::Broken("the server did not become ready".into()))
+}
+
+/// Waits until something listens on TCP in the server's namespace.
+fn wait_for_listener(server: &mut Child) -> Result<String, Failure> {
+    let deadline = Instant::now() + READY_LIMIT;
+    loop {
+        if let Some(status) = server.try_wait()? {
+            return Err(Failure::Broken(format!("the server ended with {status}")));
+        }
+        for table in ["tcp", "tcp6"] {
+            let text = fs::read_to_string(format!("/proc/{}/net/{table}", server.id())).unwrap_or_default();
+            let state = |line: &str| line.split_whitespace().nth(3) == Some(LISTEN);
+            if text.lines().skip(1).any(state) {
+                return Ok(String::new());
+            }
+        }
+        if Instant::now() > deadline {
+            return Err(Failure::Broken("the server does not listen".into()));
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// A child that does not outlive its owner.
+struct Ended(Child);
+
+impl Ended {
+    /// Gives it time to end by itself.
+    fn wait_a_little(&mut self) {
+        let deadline = Instant::now() + SERVER_LIMIT;
+        while matches!(self.0.try_wait(), Ok(None)) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        // Both fail only when it is gone already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
