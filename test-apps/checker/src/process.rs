@@ -57,6 +57,13 @@ pub fn run_case(spec: Option<&str>, server: Option<&str>) -> Outcome<bool> {
             print_check(&Check { name: "ran to its end".into(), ok: false, detail: why });
         }
     }
+    if role == Role::B {
+        // Keeps the control connection open until the process has really ended: the near end waits for that.
+        std::mem::forget(session);
+    } else if ended.is_ok() && session.wait_peer_gone().is_err() {
+        let detail = "still there long after its case has ended".into();
+        print_check(&Check { name: "far end exits".into(), ok: false, detail });
+    }
     Ok(ended.is_ok())
 }
 

@@ -167,9 +167,23 @@ pub fn serve(bind: IpAddr, port: u16) -> Outcome {
             .stdout(Stdio::null())
             .spawn()?;
         children.push(child);
-        children.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
+        children.retain_mut(still_there);
     }
     Ok(())
+}
+
+/// Reaps a far end that has ended, and says so if it did not end by itself (some cases kill it on purpose).
+fn still_there(child: &mut Child) -> bool {
+    match child.try_wait() {
+        Ok(Some(status)) => {
+            if let Some(signal) = status.signal().filter(|signal| *signal != libc::SIGKILL) {
+                eprintln!("metaroce-checker: a far end died of signal {signal}");
+            }
+            false
+        }
+        Ok(None) => true,
+        Err(_) => false,
+    }
 }
 
 fn random_seed() -> u64 {

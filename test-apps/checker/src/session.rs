@@ -99,7 +99,7 @@ impl Session {
         self.swap(&())
     }
 
-    /// Waits until the peer process is dead.
+    /// Waits until the peer process is dead; an error when it is still there at the case's limit.
     pub fn wait_peer_gone(&mut self) -> Outcome {
         self.control.wait_gone()
     }

@@ -150,7 +150,7 @@ impl Profile {
     pub fn share(&self) -> usize {
         let largest = self.sizes.iter().copied().max().unwrap_or(0);
         let gaps = self.ops * (2 * self.sges + 2) * (GAP + 8);
-        (2 * (self.budget + largest) + gaps).next_multiple_of(4096)
+        (self.budget + largest + gaps).next_multiple_of(4096)
     }
 
     /// The script of one direction of one QP in one round. `word` is the background at an offset of the responder's
