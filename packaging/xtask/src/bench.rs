@@ -206,7 +206,8 @@ fn perftest(
 ) -> Result<f64, Trouble> {
     let fixed = ["-d", "metaroce0", "-x", "0", "-F"];
     let arguments = fixed.iter().chain(arguments).map(|word| word.to_string()).collect();
-    let ended = Pair::on_loopback(program, arguments, Circumstances::default(), TIMEOUT).run(workspace)?;
+    let ended = Pair { program, arguments, circumstances: Circumstances::default(), timeout: TIMEOUT }
+        .run(workspace)?;
     let row = result_rows(&ended.client.output).pop();
     row.and_then(|row| row.get(column)?.parse().ok()).ok_or_else(|| Trouble::Fail(ended.text("no results")))
 }

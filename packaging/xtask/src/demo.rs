@@ -50,7 +50,7 @@ fn transfer(workspace: &Workspace, circumstances: Circumstances) -> Result<f64, 
     let arguments =
         ["-d", "metaroce0", "-x", "0", "-F", "-s", "65536", "-n", "20000"].map(str::to_owned).to_vec();
     let timeout = Duration::from_secs(120);
-    let ended = Pair::on_loopback("ib_write_bw", arguments, circumstances, timeout).run(workspace)?;
+    let ended = Pair { program: "ib_write_bw", arguments, circumstances, timeout }.run(workspace)?;
     let row =
         result_rows(&ended.client.output).pop().ok_or_else(|| Trouble::Fail(ended.text("no results")))?;
     let rate: f64 = row.get(3).and_then(|word| word.parse().ok()).unwrap_or(0.0);

@@ -62,13 +62,18 @@ impl Workspace {
         let mut words = confinement.iter().cloned().chain([metaroce.into_os_string()]);
         let mut command = Command::new(words.next().unwrap_or_default());
         command.args(words).arg("run").arg("--").arg(program).current_dir(&self.root);
+        self.clear_settings(&mut command);
+        command.env("METAROCE_PLANES", "lo");
+        command
+    }
+
+    /// Takes the caller's METAROCE_* settings away.
+    pub fn clear_settings(&self, command: &mut Command) {
         for (name, _) in std::env::vars_os() {
             if name.to_str().is_some_and(|name| name.starts_with("METAROCE_")) {
                 command.env_remove(name);
             }
         }
-        command.env("METAROCE_PLANES", "lo");
-        command
     }
 
     /// `metaroce` itself on loopback.

@@ -54,7 +54,7 @@ pub fn small_buffers(workspace: &Workspace, seed: u64) -> Outcome {
 fn write_bandwidth(workspace: &Workspace, sizes: &[&str], circumstances: Circumstances) -> Outcome {
     let fixed = ["-d", "metaroce0", "-x", "0", "-F"];
     let arguments = fixed.iter().chain(sizes).map(|word| word.to_string()).collect();
-    let ended = Pair::on_loopback("ib_write_bw", arguments, circumstances, TIMEOUT).run(workspace)?;
+    let ended = Pair { program: "ib_write_bw", arguments, circumstances, timeout: TIMEOUT }.run(workspace)?;
     let row = result_rows(&ended.client.output).pop();
     let row = row.ok_or_else(|| Trouble::Fail(ended.text("no line of results")))?;
     Ok(format!("{} MiB/s", row.get(3).map_or("?", String::as_str)))

@@ -37,6 +37,7 @@ pub fn names() -> impl Iterator<Item = String> {
         confined::SMALL_BUFFERS,
         namespaces::PINGPONG,
         namespaces::WRITE,
+        namespaces::DATA,
     ];
     fixed
         .map(str::to_owned)
@@ -77,8 +78,9 @@ pub fn sample(workspace: &Workspace, options: Options, report: &mut Report) {
     report.check(spray::LOSS, || spray::loss(workspace, options.seed));
     report.check(confined::ORDINARY_USER, || confined::ordinary_user(workspace));
     report.check(confined::SMALL_BUFFERS, || confined::small_buffers(workspace, options.seed));
-    report.check(namespaces::PINGPONG, || namespaces::pingpong(workspace, options.seed));
+    report.check(namespaces::PINGPONG, || namespaces::pingpong(workspace));
     report.check(namespaces::WRITE, || namespaces::write(workspace));
+    report.check(namespaces::DATA, || namespaces::data(workspace, options.seed));
     checker::run(workspace, options.seed, report);
 }
 

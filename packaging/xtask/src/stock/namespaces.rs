@@ -1,49 +1,56 @@
-//! Two hosts made of network namespaces with two planes between them, for the programs that also run on loopback.
+//! The same programs between two hosts made of network namespaces (`metaroce-netns`), with two planes between them.
 
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use super::pair::{Circumstances, Pair, program};
+use serde_json::Value;
+
+use super::pair::program;
 use super::perftest::result_rows;
-use super::spray;
-use crate::exec;
-use crate::packages::is_root;
+use crate::exec::{self, Finished};
 use crate::report::{Outcome, Trouble};
 use crate::workspace::Workspace;
 
 /// Name of the check of the ping-pong.
-pub const PINGPONG: &str = "two namespaces, two planes: ibv_rc_pingpong -c, 1 % loss";
+pub const PINGPONG: &str = "two namespaces, two planes: ibv_rc_pingpong -c, 1 % loss on the wire";
 /// Name of the check of bandwidth.
 pub const WRITE: &str = "two namespaces, two planes: ib_write_bw uses both planes";
+/// Name of the check of the data.
+pub const DATA: &str = "two namespaces, two planes: checker data, 1 % loss on the wire";
 
-const TIMEOUT: Duration = Duration::from_secs(60);
-/// Interfaces of each host, their MTU as of a jumbo-frame fabric.
+const TIMEOUT: Duration = Duration::from_secs(300);
+/// What `metaroce-netns` calls the planes.
 const PLANES: [&str; 2] = ["plane0", "plane1"];
-const MTU: &str = "9000";
-/// Addresses for documentation (RFC 5737), inside the namespaces only.
-const SERVER: [&str; 2] = ["192.0.2.1", "198.51.100.1"];
-const CLIENT: [&str; 2] = ["192.0.2.2", "198.51.100.2"];
+/// Its exit code for "not on this machine".
+const SKIP: i32 = 77;
 
-/// The ping-pong with its data check.
-pub fn pingpong(workspace: &Workspace, seed: u64) -> Outcome {
-    let hosts = Hosts::make()?;
-    let arguments = ["-d", "metaroce0", "-g", "0", "-c", "-s", "65536", "-n", "500"];
-    let ended = hosts.pair("ibv_rc_pingpong", &arguments, 10, seed).run(workspace)?;
-    if ended.client.output.contains("invalid data") || ended.server.output.contains("invalid data") {
-        return Err(Trouble::Fail(ended.text("wrong data arrived")));
+/// The ping-pong with its data check, one packet in a hundred lost on the wire.
+pub fn pingpong(workspace: &Workspace) -> Outcome {
+    program("ibv_rc_pingpong")?;
+    let server = format!("{} run -- ibv_rc_pingpong {PINGPONG_ARGUMENTS}", workspace.metaroce().display());
+    let done = between(workspace, 10, &[], &server, &format!("{server} {{server}}"))?;
+    if done.output.contains("invalid data") {
+        return Err(Trouble::Fail(format!("wrong data arrived\n{done}")));
     }
     Ok(String::new())
 }
 
+const PINGPONG_ARGUMENTS: &str = "-d metaroce0 -g 0 -c -s 65536 -n 500";
+
 /// A bandwidth run; both planes of the sender must carry at least half of an even share.
 pub fn write(workspace: &Workspace) -> Outcome {
-    let hosts = Hosts::make()?;
-    let arguments = ["-d", "metaroce0", "-x", "0", "-F", "-s", "65536", "-n", "4000"];
-    let ended = hosts.pair("ib_write_bw", &arguments, 0, 0).run(workspace)?;
-    let row =
-        result_rows(&ended.client.output).pop().ok_or_else(|| Trouble::Fail(ended.text("no results")))?;
-    let record = spray::record_of(workspace, ended.client.pid)?;
-    let paths = record["paths"].as_array().map(Vec::as_slice).unwrap_or_default();
+    program("ib_write_bw")?;
+    let metaroce = workspace.metaroce();
+    let metaroce = metaroce.display();
+    let server = format!("{metaroce} run -- ib_write_bw -d metaroce0 -x 0 -F -s 65536 -n 4000");
+    // The statistics belong to the process that ran, and only its parent knows its pid.
+    let client = format!("{server} {{server}} & pid=$!; wait $pid && {metaroce} stat --json --pid $pid");
+    let done = between(workspace, 0, &[], &server, &client)?;
+    let row = result_rows(&done.output).pop();
+    let row = row.ok_or_else(|| Trouble::Fail(format!("no line of results\n{done}")))?;
+    let records: Option<Value> = done.output.lines().rev().find_map(|line| serde_json::from_str(line).ok());
+    let records = records.ok_or_else(|| Trouble::Fail(format!("no statistics\n{done}")))?;
+    let paths = records[0]["paths"].as_array().map(Vec::as_slice).unwrap_or_default();
     let bytes = PLANES.map(|plane| -> u64 {
         paths.iter().filter(|path| path["plane"] == plane).filter_map(|path| path["tx_bytes"].as_u64()).sum()
     });
@@ -52,94 +59,39 @@ pub fn write(workspace: &Workspace) -> Outcome {
     if bytes.iter().all(|bytes| *bytes > 0 && bytes * 4 >= total) {
         Ok(text)
     } else {
-        Err(Trouble::Fail(format!("{text}\n{record}")))
+        Err(Trouble::Fail(format!("{text}\n{records}")))
     }
 }
 
-/// Two network namespaces of this run, gone when dropped.
-struct Hosts {
-    names: [String; 2],
+/// Every opcode, every byte, over two lossy planes.
+pub fn data(workspace: &Workspace, seed: u64) -> Outcome {
+    let checker =
+        workspace.program("metaroce-checker").ok_or_else(|| Trouble::fail("no metaroce-checker"))?;
+    let checker = format!("{} run -- {}", workspace.metaroce().display(), checker.display());
+    let server = format!("{checker} server --bind {{server}}");
+    let client = format!("{checker} run data --seed {seed} --server {{ready}}");
+    let done = between(workspace, 10, &["--ready", "listening"], &server, &client)?;
+    Ok(done.output.lines().last().unwrap_or_default().to_owned())
 }
 
-impl Hosts {
-    fn make() -> Result<Hosts, Trouble> {
-        program("ip")?;
-        if !is_root() {
-            return Err(Trouble::Skip("network namespaces need root".to_owned()));
-        }
-        let names = ["server", "client"].map(|end| format!("metaroce-{}-{end}", std::process::id()));
-        let hosts = Hosts { names };
-        let [server, client] = &hosts.names;
-        for name in &hosts.names {
-            ip(&["netns", "add", name])
-                .map_err(|text| Trouble::Skip(format!("no network namespaces here: {text}")))?;
-            ip(&["-n", name, "link", "set", "lo", "up"]).map_err(Trouble::Fail)?;
-        }
-        for (index, plane) in PLANES.iter().enumerate() {
-            let veth = [
-                "-n", server, "link", "add", plane, "mtu", MTU, "type", "veth", "peer", "name", plane,
-                "netns", client,
-            ];
-            ip(&veth).map_err(Trouble::Fail)?;
-            ip(&["-n", client, "link", "set", plane, "mtu", MTU]).map_err(Trouble::Fail)?;
-            for (name, addresses) in [(server, SERVER), (client, CLIENT)] {
-                let address = format!("{}/24", addresses[index]);
-                ip(&["-n", name, "addr", "add", &address, "dev", plane]).map_err(Trouble::Fail)?;
-                ip(&["-n", name, "link", "set", plane, "up"]).map_err(Trouble::Fail)?;
-            }
-        }
-        hosts.wait_for_carrier()?;
-        Ok(hosts)
-    }
-
-    /// The kernel reports a veth's carrier a moment after both ends are up.
-    fn wait_for_carrier(&self) -> Result<(), Trouble> {
-        let deadline = Instant::now() + Duration::from_secs(10);
-        for (name, plane) in self.names.iter().flat_map(|name| PLANES.map(|plane| (name, plane))) {
-            while !ip(&["-n", name, "-o", "link", "show", plane]).map_err(Trouble::Fail)?.contains("state UP")
-            {
-                if Instant::now() > deadline {
-                    return Err(Trouble::fail(format!("{plane} in {name} does not come up")));
-                }
-                std::thread::sleep(Duration::from_millis(5));
-            }
-        }
-        Ok(())
-    }
-
-    /// A run with its server on the first host and its client on the second.
-    fn pair(&self, program: &'static str, arguments: &[&str], loss_per_mille: u32, seed: u64) -> Pair {
-        let on = |name: &str| Circumstances {
-            confinement: ["ip", "netns", "exec", name].map(Into::into).to_vec(),
-            environment: vec![("METAROCE_PLANES", PLANES.join(","))],
-            ..Circumstances::lossy(loss_per_mille, seed)
-        };
-        Pair {
-            program,
-            arguments: arguments.iter().map(|word| word.to_string()).collect(),
-            circumstances: on(&self.names[1]),
-            server: Some(on(&self.names[0])),
-            address: SERVER[0],
-            timeout: TIMEOUT,
-        }
-    }
-}
-
-impl Drop for Hosts {
-    fn drop(&mut self) {
-        for name in &self.names {
-            let _ = ip(&["netns", "delete", name]);
-        }
-    }
-}
-
-/// Runs `ip`; its output, or its complaint when it fails.
-fn ip(arguments: &[&str]) -> Result<String, String> {
-    let path = program("ip").map_err(|_| "ip is not installed".to_owned())?;
-    let done = exec::run("ip", Command::new(path).args(arguments), Duration::from_secs(20));
-    match done {
-        Ok(done) if done.success() => Ok(done.output),
-        Ok(done) => Err(format!("ip {}: {}", arguments.join(" "), done.output.trim())),
-        Err(error) => Err(error.to_string()),
+/// Runs a server and a client on the two hosts; the client is a line for the shell.
+fn between(
+    workspace: &Workspace,
+    loss_per_mille: u32,
+    options: &[&str],
+    server: &str,
+    client: &str,
+) -> Result<Finished, Trouble> {
+    let netns =
+        workspace.program("metaroce-netns").ok_or_else(|| Trouble::fail("metaroce-netns is not built"))?;
+    let mut command = Command::new(netns);
+    command.args(["--planes", "2", "--loss", &loss_per_mille.to_string()]).args(options);
+    command.args(["--server", server, "--", "sh", "-c", client]).current_dir(&workspace.root);
+    workspace.clear_settings(&mut command);
+    let done = exec::run("metaroce-netns", &mut command, TIMEOUT)?;
+    match done.status.and_then(|status| status.code()) {
+        Some(0) => Ok(done),
+        Some(SKIP) => Err(Trouble::Skip(done.output.trim().trim_start_matches("SKIP ").to_owned())),
+        _ => Err(Trouble::Fail(format!("server: {server}\nclient: {client}\n{done}"))),
     }
 }

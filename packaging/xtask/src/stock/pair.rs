@@ -73,12 +73,8 @@ pub struct Pair {
     pub program: &'static str,
     /// Arguments of both ends, without port and address.
     pub arguments: Vec<String>,
-    /// What surrounds the client, and the server unless it has circumstances of its own.
+    /// What surrounds both ends.
     pub circumstances: Circumstances,
-    /// What surrounds a server elsewhere.
-    pub server: Option<Circumstances>,
-    /// Where the client finds the server.
-    pub address: &'static str,
     /// Both ends together must end within this time.
     pub timeout: Duration,
 }
@@ -105,16 +101,6 @@ pub fn program(name: &str) -> Result<PathBuf, Trouble> {
 }
 
 impl Pair {
-    /// Both ends on loopback, in the same circumstances.
-    pub fn on_loopback(
-        program: &'static str,
-        arguments: Vec<String>,
-        circumstances: Circumstances,
-        timeout: Duration,
-    ) -> Pair {
-        Pair { program, arguments, circumstances, server: None, address: "127.0.0.1", timeout }
-    }
-
     /// Runs both ends; fails unless both end with code 0 in time.
     pub fn run(&self, workspace: &Workspace) -> Result<Ended, Trouble> {
         let program = program(self.program)?;
@@ -122,7 +108,7 @@ impl Pair {
         let (server, client) = serve_and_connect(
             self.program,
             |port| self.command(workspace, &program, port, None),
-            |port| self.command(workspace, &program, port, Some(self.address)),
+            |port| self.command(workspace, &program, port, Some("127.0.0.1")),
         )
         .map_err(|trouble| match trouble {
             Trouble::Fail(text) => Trouble::Fail(format!("{}\n{text}", self.line())),
@@ -149,8 +135,7 @@ impl Pair {
     }
 
     fn command(&self, workspace: &Workspace, program: &Path, port: u16, peer: Option<&str>) -> Command {
-        let own = if peer.is_none() { self.server.as_ref() } else { None };
-        let mut command = own.unwrap_or(&self.circumstances).command(workspace, program);
+        let mut command = self.circumstances.command(workspace, program);
         command.args(&self.arguments).arg("-p").arg(port.to_string()).args(peer);
         command
     }
@@ -158,7 +143,7 @@ impl Pair {
     /// The command line a person would type to see it again.
     fn line(&self) -> String {
         let (options, arguments) = (self.circumstances.options(), self.arguments.join(" "));
-        format!("metaroce run --planes lo{options} -- {} {arguments} [{}]", self.program, self.address)
+        format!("metaroce run --planes lo{options} -- {} {arguments} [127.0.0.1]", self.program)
     }
 }
 

@@ -132,7 +132,8 @@ impl Case {
     pub fn run(&self, workspace: &Workspace, seed: u64) -> Outcome {
         let circumstances = Circumstances::lossy(self.loss_per_mille, seed);
         let name = PROGRAMS[self.program].name;
-        let ended = Pair::on_loopback(name, self.arguments(), circumstances, TIMEOUT).run(workspace)?;
+        let ended = Pair { program: name, arguments: self.arguments(), circumstances, timeout: TIMEOUT }
+            .run(workspace)?;
         match result_rows(&ended.client.output).last() {
             None => Err(Trouble::Fail(ended.text("no line of results"))),
             Some(row) if PROGRAMS[self.program].bandwidth => {

@@ -51,7 +51,8 @@ impl Case {
                 .map(str::to_owned);
         let arguments = fixed.into_iter().chain(self.options.iter().map(|word| word.to_string())).collect();
         let circumstances = Circumstances::lossy(self.loss_per_mille, seed);
-        let ended = Pair::on_loopback("ibv_rc_pingpong", arguments, circumstances, TIMEOUT).run(workspace)?;
+        let ended =
+            Pair { program: "ibv_rc_pingpong", arguments, circumstances, timeout: TIMEOUT }.run(workspace)?;
         for end in [&ended.server, &ended.client] {
             if end.output.contains("invalid data") {
                 return Err(Trouble::Fail(ended.text("wrong data arrived")));

@@ -24,7 +24,7 @@ const RATIO: std::ops::RangeInclusive<f64> = 1.0..=1.2;
 fn transfer(workspace: &Workspace, circumstances: Circumstances) -> Result<Ended, Trouble> {
     let arguments =
         ["-d", "metaroce0", "-x", "0", "-F", "-s", "65536", "-n", "8192"].map(str::to_owned).to_vec();
-    Pair::on_loopback("ib_write_bw", arguments, circumstances, TIMEOUT).run(workspace)
+    Pair { program: "ib_write_bw", arguments, circumstances, timeout: TIMEOUT }.run(workspace)
 }
 
 /// Every path of the sender carries at least half of an even share of its bytes.
