@@ -45,7 +45,7 @@ impl Context {
         let device = Device::get().map_err(|e| {
             logger::init_early();
             log::error!("{e}");
-            libc::ENODEV
+            e.errno()
         })?;
         logger::init(&device.config().log);
         *OPENED.lock() = Arc::downgrade(&device);

@@ -3,10 +3,10 @@
 //! Requests before the first bad one are posted, as the specification wants; the caller reports it in `bad_wr`.
 
 use metaroce_engine::SendPost;
-use metaroce_proto::types::{Opcode, QpState, SendWqe, send_flags};
+use metaroce_proto::types::{Opcode, SendWqe, send_flags};
 use rdma_core_sys::*;
 
-use crate::chain::{self, RecvChain, RecvRequest, SendChain, SendRequest};
+use crate::chain::{self, RecvChain, SendChain, SendRequest};
 use crate::ffi::Result;
 use crate::limits::MAX_MSG_SZ;
 use crate::qp::Qp;
@@ -114,12 +114,10 @@ pub(crate) fn check_sges(count: usize, max: u32) -> Result<u8> {
 
 /// Posts a chain; on error `chain` stands at the request that was refused.
 pub(crate) fn recv(qp: &Qp, chain: &mut RecvChain<'_>) -> Result<()> {
+    let mut post = qp.engine.recv();
     while let Some(request) = chain.peek() {
-        if qp.has_srq || qp.engine.state() == QpState::Reset {
-            return Err(libc::EINVAL);
-        }
-        let sges = recv_sges(request, qp.cap.max_recv_sge)?;
-        qp.engine.post_recv(request.wr_id(), sges.iter().map(chain::sge))?;
+        let sges = request.sges().ok_or(libc::EINVAL)?;
+        post.push(request.wr_id(), sges.iter().map(chain::sge))?;
         chain.advance();
     }
     Ok(())
@@ -127,19 +125,13 @@ pub(crate) fn recv(qp: &Qp, chain: &mut RecvChain<'_>) -> Result<()> {
 
 /// Posts a chain; on error `chain` stands at the request that was refused.
 pub(crate) fn srq_recv(srq: &Srq, chain: &mut RecvChain<'_>) -> Result<()> {
+    let mut post = srq.engine.recv();
     while let Some(request) = chain.peek() {
-        let sges = recv_sges(request, srq.max_sge)?;
-        srq.engine.post_recv(request.wr_id(), sges.iter().map(chain::sge))?;
+        let sges = request.sges().ok_or(libc::EINVAL)?;
+        post.push(request.wr_id(), sges.iter().map(chain::sge))?;
         chain.advance();
     }
     Ok(())
-}
-
-fn recv_sges(request: RecvRequest<'_>, max: u32) -> Result<&[ibv_sge]> {
-    match request.sges() {
-        Some(sges) if sges.len() <= max as usize => Ok(sges),
-        _ => Err(libc::EINVAL),
-    }
 }
 
 #[cfg(test)]

@@ -30,7 +30,6 @@ pub(crate) struct Qp {
     pub(crate) engine: Arc<engine::Qp>,
     pub(crate) cap: ibv_qp_cap,
     pub(crate) sq_sig_all: bool,
-    pub(crate) has_srq: bool,
     pub(crate) qp_type: ibv_qp_type,
     /// Attributes as last set, for `query_qp`.
     attributes: Mutex<ibv_qp_attr>,
@@ -104,7 +103,6 @@ impl Qp {
             engine,
             cap,
             sq_sig_all: attr.sq_sig_all != 0,
-            has_srq: srq.is_some(),
             qp_type: attr.qp_type,
             attributes: Mutex::default(),
             notify,

@@ -18,8 +18,8 @@ use crate::pd::{Pd, PdShared};
 pub(crate) struct Srq {
     c: CPart<verbs_srq>,
     pub(crate) engine: Arc<engine::Srq>,
-    /// SGEs per request.
-    pub(crate) max_sge: u32,
+    /// SGEs per request, as granted.
+    max_sge: u32,
     max_wr: Mutex<u32>,
     events: Arc<Source<16>>,
     _pd: Arc<PdShared>,
