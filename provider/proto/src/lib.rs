@@ -4,16 +4,35 @@
 //! `wire/`, what a sender does in `connection/requester.rs` and `connection/completer.rs`, what a receiver does in
 //! `connection/responder.rs`.
 #![forbid(unsafe_code)]
+#![cfg_attr(test, expect(non_snake_case, reason = "tests are named subject__case"))]
 
 pub mod burst;
 pub mod config;
+mod connection;
 pub mod endpoint;
 pub mod memory;
+mod mr;
+mod parts;
+mod path;
+mod peers;
+mod qp;
+mod seq;
 pub mod stats;
+mod tables;
 pub mod types;
+pub mod wire;
 
 pub use burst::{Piece, TxBurst};
 pub use config::Config;
 pub use endpoint::Endpoint;
 pub use memory::{Fault, Memory};
 pub use types::*;
+
+/// The next number of a SplitMix64 stream. Our own fifteen lines, so that seeds keep their meaning for ever.
+pub fn random(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}

@@ -1,0 +1,321 @@
+//! Digesting acknowledgements: what arrived, what is lost, what that completes; probes when there is silence.
+
+use super::{Conn, REQUESTS, RESPONSES, Retransmit};
+use crate::config::limits;
+use crate::parts::Parts;
+use crate::path::{FrameKind, PathTx, PktState, TxFrame};
+use crate::qp::rnr_timer_ns;
+use crate::seq::{RangeState, unwrap32};
+use crate::types::*;
+use crate::wire::{Ack, Refuse, RefuseCode};
+
+/// Takes an ACK frame in.
+pub fn on_ack<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, ack: &Ack) {
+    let Some(path) = conn.paths.get_mut(usize::from(ack.path)) else { return };
+    if path.generation != ack.generation {
+        return;
+    }
+    let highest = unwrap32(ack.highest, path.next_psn() - 1);
+    if highest >= path.next_psn() {
+        p.stats.rx_malformed += 1;
+        return;
+    }
+    let (mut newly, mut spurious, mut lateness) = (0, 0, 0);
+    for psn in path.base_psn().max(highest.saturating_sub(255))..=highest {
+        let back = highest - psn;
+        let received = ack.sack[(back / 64) as usize] >> (back % 64) & 1 == 1;
+        let Some(pkt) = path.packet(psn).copied() else { continue };
+        if !received || pkt.state == PktState::Acked {
+            continue;
+        }
+        if pkt.state == PktState::Lost {
+            spurious += 1;
+            lateness = lateness.max(p.now.saturating_sub(pkt.sent));
+        } else {
+            newly += 1;
+            if psn == highest {
+                let delay = Nanos::from(ack.delay_us) * 1000;
+                path.rtt.sample(p.now.saturating_sub(pkt.sent).saturating_sub(delay));
+            }
+            conn.in_flight_bytes -= u32::from(pkt.bytes);
+        }
+        p.acked.extend((0..pkt.frames).map(|i| path.frame(&pkt, i)));
+        path.resolve(psn, PktState::Acked);
+    }
+    path.largest_acked = path.largest_acked.max(highest);
+    note_spurious(p, path, spurious, lateness);
+    if newly > 0 {
+        path.congestion.on_ack(newly, ack.ce, path.limited);
+        path.limited = false;
+        path.pto_count = 0;
+        path.last_progress = p.now;
+        conn.last_progress = p.now;
+        decay_tolerance(path, newly);
+    }
+    let index = usize::from(ack.path);
+    find_losses(p, conn, index);
+    conn.paths[index].forget(highest);
+    let mut acked = std::mem::take(p.acked);
+    for frame in acked.drain(..) {
+        on_accepted(p, conn, &frame);
+    }
+    *p.acked = acked;
+}
+
+fn note_spurious<S: Sink>(p: &mut Parts<'_, S>, path: &mut PathTx, spurious: u64, lateness: Nanos) {
+    if spurious == 0 {
+        return;
+    }
+    p.stats.spurious_retransmits += spurious;
+    path.clean_acks = 0;
+    let late = lateness.saturating_sub(path.rtt.srtt_ns).max(limits::REORDER_TOLERANCE_MIN_NS);
+    path.reorder_tolerance_ns = late.max(path.reorder_tolerance_ns * 2).min(limits::REORDER_TOLERANCE_MAX_NS);
+}
+
+fn decay_tolerance(path: &mut PathTx, newly: u32) {
+    path.clean_acks += newly;
+    if path.clean_acks >= limits::REORDER_DECAY_ACKS {
+        path.clean_acks = 0;
+        path.reorder_tolerance_ns /= 2;
+        if path.reorder_tolerance_ns < limits::REORDER_TOLERANCE_MIN_NS {
+            path.reorder_tolerance_ns = 0;
+        }
+    }
+}
+
+/// When the oldest gap of a path that tolerates reordering becomes a loss.
+pub fn gap_at(path: &PathTx) -> Nanos {
+    match path.oldest_in_flight() {
+        Some((psn, pkt)) if psn < path.largest_acked && path.reorder_tolerance_ns > 0 => {
+            pkt.sent + path.rtt.srtt_ns + path.reorder_tolerance_ns
+        }
+        _ => Nanos::MAX,
+    }
+}
+
+/// Declares gaps lost: at once on an ordered path, after the tolerance on one that reorders (design D9). Everything
+/// below the highest PSN reported was covered by that report's SACK, as spans never exceed 256.
+pub fn find_losses<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: usize) {
+    let path = &conn.paths[index];
+    let tolerance = path.reorder_tolerance_ns;
+    let patience = if tolerance == 0 { 0 } else { path.rtt.srtt_ns + tolerance };
+    for psn in path.base_psn().max(path.largest_acked.saturating_sub(255))..path.largest_acked {
+        let Some(pkt) = conn.paths[index].packet(psn).copied() else { continue };
+        if pkt.state == PktState::InFlight && (tolerance == 0 || pkt.sent + patience <= p.now) {
+            lose(p, conn, index, psn);
+        }
+    }
+}
+
+/// Moves a packet's frames to the retransmit queue.
+fn lose<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: usize, psn: u64) {
+    let count = conn.paths.len();
+    let path = &mut conn.paths[index];
+    let Some(pkt) = path.packet(psn).copied() else { return };
+    path.resolve(psn, PktState::Lost);
+    conn.in_flight_bytes -= u32::from(pkt.bytes);
+    for i in 0..pkt.frames {
+        let frame = path.frame(&pkt, i);
+        if frame.kind != FrameKind::Ping {
+            conn.retransmits.push_back(Retransmit { frame, path: index as u8, left: true });
+        }
+    }
+    let plane = path.plane;
+    let slot = p.path_slot(plane, index, count);
+    if let Some(s) = p.path_stats.get_mut(slot) {
+        s.lost += 1;
+    }
+}
+
+/// Silence on a path: its oldest packet goes again as a probe. If that is not answered either while siblings make
+/// progress, all of it goes to the other paths (design D9, D11). When no path of the peer progresses, nothing is
+/// concluded about any of them.
+pub fn on_silence<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn) {
+    for index in 0..conn.paths.len() {
+        let path = &mut conn.paths[index];
+        if path.probe_at().is_none_or(|at| at > p.now) {
+            continue;
+        }
+        let Some((oldest, sent)) = path.oldest_in_flight().map(|(psn, pkt)| (psn, pkt.sent)) else {
+            continue;
+        };
+        path.pto_count += 1;
+        path.last_probe = p.now;
+        let alone = path.pto_count >= 2 && conn.last_progress > sent;
+        lose(p, conn, index, oldest);
+        if alone && conn.paths.len() > 1 {
+            leave_path(p, conn, index);
+        }
+    }
+    p.activate(conn);
+}
+
+/// Moves everything unresolved on a path to the next one; the path itself keeps a small window.
+fn leave_path<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: usize) {
+    for psn in conn.paths[index].base_psn()..conn.paths[index].next_psn() {
+        if conn.paths[index].packet(psn).is_some_and(|x| x.state == PktState::InFlight) {
+            lose(p, conn, index, psn);
+        }
+    }
+    conn.paths[index].congestion.on_silence();
+    let elsewhere = ((index + 1) % conn.paths.len()) as u8;
+    for again in conn.retransmits.iter_mut().filter(|r| usize::from(r.path) == index) {
+        again.path = elsewhere;
+    }
+}
+
+/// The peer has this frame: what does that complete?
+fn on_accepted<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, frame: &TxFrame) {
+    let space = match frame.kind {
+        FrameKind::Request | FrameKind::VoidRequest => REQUESTS,
+        FrameKind::Response | FrameKind::VoidResponse => RESPONSES,
+        FrameKind::Ping => return,
+    };
+    let units = u64::from(frame.units);
+    if conn.tx_windows[space].state(frame.cpn, units) == RangeState::Old {
+        return;
+    }
+    conn.tx_windows[space].mark(frame.cpn, units);
+    match frame.kind {
+        FrameKind::Request => on_request_accepted(p, conn, frame),
+        FrameKind::Response => {
+            let Some(qp) = p.qps.at(frame.qp).filter(|q| q.rx.epoch == frame.life) else { return };
+            if let Some(job) = qp.rx.job_mut(frame.msn) {
+                job.acked += frame.len;
+                job.done = job.acked == job.total;
+            }
+            qp.rx.retire_jobs();
+            conn.enqueue_responder(qp);
+        }
+        _ => {}
+    }
+}
+
+fn on_request_accepted<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, frame: &TxFrame) {
+    let now = p.now;
+    let Some(qp) = p.qps.at(frame.qp).filter(|q| q.tx.life == frame.life) else { return };
+    let Some(wqe) = qp.tx.sq.get_mut(frame.msn).filter(|w| w.attempt == frame.attempt) else { return };
+    wqe.acked += frame.len;
+    let consumes = wqe.wr.opcode.consumes_recv();
+    let next_receive = wqe.recv_index.wrapping_add(1);
+    if !wqe.wr.opcode.has_response() && wqe.acked == wqe.wr.length {
+        wqe.done = true;
+        qp.tx.rnr_tries = 0;
+    }
+    qp.tx.accepted = true;
+    qp.tx.not_ready_tries = 0;
+    qp.tx.stalled_since = now;
+    if consumes
+        && let Some(limit) = &mut qp.tx.credit
+        && (next_receive.wrapping_sub(*limit) as i32) > 0
+    {
+        *limit = next_receive;
+    }
+    conn.enqueue(qp);
+    p.retire(conn, frame.qp);
+}
+
+/// The responder refused a message of ours.
+pub fn on_refuse<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, refuse: &Refuse) {
+    let now = p.now;
+    let Some(qp) =
+        p.qps.get(refuse.qpn).filter(|q| q.tx.life == refuse.life && q.tx.conn == Some(conn.index))
+    else {
+        // A QP or life that is no more: confirm, or the refusal is repeated for ever.
+        return confirm(conn, refuse.qpn.index() as u16, refuse.life, refuse.attempt.wrapping_add(1));
+    };
+    let index = refuse.qpn.index() as u16;
+    if qp.state == QpState::Err {
+        return confirm(conn, index, refuse.life, refuse.attempt.wrapping_add(1));
+    }
+    let tx = &mut qp.tx;
+    if refuse.code.is_fatal() {
+        let msn = unwrap32(refuse.number, tx.sq.base_msn());
+        let status = match refuse.code {
+            RefuseCode::Access => WcStatus::RemAccessErr,
+            RefuseCode::Operation => WcStatus::RemOpErr,
+            _ => WcStatus::RemInvReqErr,
+        };
+        if msn >= tx.sq.base_msn() && msn < tx.sq.next_msn() && tx.error.is_none_or(|e| msn < e.0) {
+            tx.error = Some((msn, status));
+            tx.attempt = tx.attempt.wrapping_add(1);
+            confirm(conn, index, refuse.life, tx.attempt);
+        }
+        return p.retire(conn, index);
+    }
+    if refuse.attempt != tx.attempt {
+        return;
+    }
+    let msn = if refuse.code == RefuseCode::Rnr {
+        let mut msns = tx.sq.base_msn()..tx.sq.next_msn();
+        let hit = |m: &u64| {
+            tx.sq.get(*m).is_some_and(|w| w.wr.opcode.consumes_recv() && w.recv_index == refuse.number)
+        };
+        match msns.find(hit) {
+            Some(msn) => msn,
+            None => return,
+        }
+    } else {
+        unwrap32(refuse.number, tx.sq.base_msn()).max(tx.sq.base_msn())
+    };
+    if msn >= tx.cursor_msn + u64::from(tx.cursor_offset > 0) {
+        return;
+    }
+    tx.rewind(msn);
+    if refuse.code == RefuseCode::Rnr {
+        tx.credit = Some(refuse.number);
+        tx.paused_until = now + rnr_timer_ns(refuse.timer);
+        tx.stalled_since = now;
+        tx.not_ready_tries = 0;
+        if qp.attrs.rnr_retry != 7 {
+            if qp.tx.rnr_tries >= qp.attrs.rnr_retry {
+                qp.tx.error = Some((msn, WcStatus::RnrRetryExcErr));
+                confirm(conn, index, refuse.life, qp.tx.attempt);
+            }
+            qp.tx.rnr_tries += 1;
+        }
+    } else {
+        let wait = limits::NOT_READY_FIRST_NS << tx.not_ready_tries.min(10);
+        tx.paused_until = now + wait.min(limits::NOT_READY_MAX_NS);
+        tx.not_ready_tries += 1;
+    }
+    p.arm_qp(index);
+    p.retire(conn, index);
+}
+
+/// Sends a VOID that tells the responder its refusal was heard although nothing of the stream follows.
+fn confirm(conn: &mut Conn, qp: u16, life: u32, attempt: u16) {
+    let same = |f: &TxFrame| f.kind == FrameKind::VoidRequest && f.life == life && f.attempt == attempt;
+    if conn.retransmits.iter().any(|r| same(&r.frame)) {
+        return;
+    }
+    let frame = TxFrame {
+        kind: FrameKind::VoidRequest,
+        qp,
+        life,
+        msn: 0,
+        offset: 0,
+        len: 0,
+        cpn: conn.next_cpn[REQUESTS],
+        units: 1,
+        attempt,
+    };
+    conn.next_cpn[REQUESTS] += 1;
+    conn.retransmits.push_back(Retransmit { frame, path: 0, left: false });
+}
+
+/// A CREDIT frame: the responder has posted more receives.
+pub fn on_credit<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, qpn: Qpn, life: u32, limit: u32) {
+    let Some(qp) = p.qps.get(qpn).filter(|q| q.tx.life == life && q.tx.conn == Some(conn.index)) else {
+        return;
+    };
+    let newer = qp.tx.credit.is_none_or(|old| (limit.wrapping_sub(old) as i32) > 0);
+    if newer {
+        qp.tx.credit = Some(limit);
+        // A receive is there now: waiting out the RNR timer would only lose time.
+        if qp.tx.not_ready_tries == 0 {
+            qp.tx.paused_until = 0;
+        }
+        conn.enqueue(qp);
+    }
+}

@@ -1,0 +1,162 @@
+//! HELLO exchange: who the peer is, its paths, sizes and windows.
+
+use super::{Conn, ConnState};
+use crate::config::{Config, limits};
+use crate::path::{PathRx, PathTx};
+use crate::seq::{ORIGIN, Window};
+use crate::types::*;
+use crate::wire::hello::HelloPlane;
+use crate::wire::{Header, Hello, PacketType};
+use std::net::{IpAddr, SocketAddr};
+
+/// UDP payloads tried when the larger ones meet silence: 1500-byte Ethernet and the IPv6 minimum MTU.
+const FALLBACK_SEGMENTS: [u16; 2] = [1452, 1232];
+
+/// The UDP payload to propose to a peer: what fits the planes that can reach it.
+pub fn segment_for(config: &Config, peer: IpAddr) -> u16 {
+    let ip_udp = if peer.is_ipv4() { 28 } else { 48 };
+    let route = config.planes.iter().map(|p| p.mtu.saturating_sub(ip_udp)).min().unwrap_or(1232);
+    route.min(config.segment_bytes_max).clamp(512, 65_000) as u16
+}
+
+/// Data bytes of a full packet, a multiple of `unit`.
+fn payload_for(segment: u32, unit: u32) -> u32 {
+    (segment - limits::OVERHEAD_BYTES) / unit * unit
+}
+
+/// Bytes one connection packet number stands for: small enough that rounding wastes little of a small segment.
+fn unit_for(segment: u32) -> u32 {
+    if segment >= 4096 + limits::OVERHEAD_BYTES { 256 } else { 64 }
+}
+
+impl Conn {
+    /// Begins to look for the peer.
+    pub fn connect(&mut self, now: Nanos) {
+        if self.state == ConnState::Connecting && self.hello.due.is_none() {
+            self.hello.due = Some(now);
+        }
+    }
+
+    /// The HELLO to send now. `wants_answer`: a request of ours; else an answer.
+    pub fn make_hello(&mut self, now: Nanos, config: &Config, budget: u32, wants_answer: bool) -> Hello {
+        if wants_answer {
+            let step = (self.hello.tries / limits::HELLOS_PER_SIZE) as usize;
+            if step > 0 {
+                let smaller = FALLBACK_SEGMENTS[(step - 1).min(FALLBACK_SEGMENTS.len() - 1)];
+                self.proposed_segment = self.proposed_segment.min(smaller);
+            }
+            let wait = limits::HELLO_FIRST_NS << self.hello.tries.min(10);
+            self.hello.due = Some(now + wait.min(limits::HELLO_MAX_NS));
+            self.hello.tries += 1;
+        }
+        self.hello.answer_due = false;
+        self.hello.ordinal += 1;
+        let planes = config
+            .planes
+            .iter()
+            .map(|p| HelloPlane { label: p.label.clone(), addrs: p.addrs.clone() })
+            .collect();
+        Hello {
+            wants_answer,
+            incarnation: config.incarnation,
+            scid: self.cid,
+            ordinal: self.hello.ordinal,
+            segment: self.proposed_segment,
+            unit: unit_for(u32::from(self.proposed_segment)) as u16,
+            budget,
+            message_window: limits::MESSAGE_WINDOW,
+            paths: (config.planes.len() * usize::from(config.paths_per_plane)).min(64) as u8,
+            first_cpn: [config.first_cpn; 2],
+            features: 0,
+            planes,
+        }
+    }
+
+    /// Header of a HELLO of ours.
+    pub fn hello_header(&self, config: &Config) -> Header {
+        Header {
+            kind: PacketType::Hello,
+            flags: 0,
+            path: 0,
+            generation: 0,
+            dcid: self.peer_cid,
+            psn: 0,
+            src_slot: config.slot,
+            backlog: 0,
+        }
+    }
+
+    /// Takes the peer's parameters in. Only the first HELLO of a life changes anything but the segment.
+    pub fn learn(&mut self, hello: &Hello, config: &Config) {
+        if self.peer_cid != 0 {
+            return;
+        }
+        self.peer_cid = hello.scid;
+        self.peer_incarnation = hello.incarnation;
+        self.message_window = u64::from(hello.message_window);
+        self.budget = hello.budget.max(limits::BUDGET_MIN);
+        let first =
+            |space: usize| Window::new(ORIGIN + u64::from(hello.first_cpn[space]), limits::CPN_WINDOW);
+        self.rx_windows = [first(0), first(1)];
+        self.rx_paths = vec![PathRx::default(); usize::from(hello.paths)];
+        for addr in hello.planes.iter().flat_map(|p| &p.addrs) {
+            if !self.peer_ips.contains(addr) {
+                self.peer_ips.push(*addr);
+            }
+        }
+        self.segment = u32::from(self.proposed_segment.min(hello.segment));
+        self.unit = unit_for(self.segment);
+        self.payload_max = payload_for(self.segment, self.unit);
+        self.make_paths(hello, config);
+    }
+
+    /// The peer has echoed our id: its address is real, data may flow.
+    pub fn establish(&mut self, now: Nanos) {
+        if self.state == ConnState::Connecting && self.peer_cid != 0 {
+            self.state = ConnState::Established;
+            self.hello.due = None;
+            self.last_progress = now;
+            // The peer learns of it by a packet of ours that carries its id.
+            self.ack.now = true;
+        }
+    }
+
+    /// Path slots, spread evenly over the planes both sides have, paired by label; else all go to the address the
+    /// connection was made for.
+    fn make_paths(&mut self, hello: &Hello, config: &Config) {
+        let port = config.base_port + self.peer_slot;
+        let mut routes: Vec<(u8, IpAddr)> = Vec::new();
+        for (i, plane) in config.planes.iter().enumerate() {
+            let Some(theirs) = hello.planes.iter().find(|p| p.label == plane.label) else { continue };
+            let same_family = |a: &&IpAddr| a.is_ipv4() == self.peer_ip.is_ipv4();
+            let preferred = theirs.addrs.iter().find(|a| **a == self.peer_ip);
+            let addr = preferred.or_else(|| theirs.addrs.iter().find(same_family));
+            let ours = plane.addrs.iter().any(|a| a.is_ipv4() == self.peer_ip.is_ipv4());
+            if let (Some(addr), true) = (addr, ours) {
+                routes.push((i as u8, *addr));
+            }
+        }
+        if !routes.iter().any(|r| r.1 == self.peer_ip) {
+            // Labels differ between the ends: planes cannot be paired, the known address serves.
+            let plane = config
+                .planes
+                .iter()
+                .position(|p| p.addrs.iter().any(|a| a.is_ipv4() == self.peer_ip.is_ipv4()));
+            routes = vec![(plane.unwrap_or(0) as u8, self.peer_ip)];
+        }
+        let slots = usize::from(config.paths_per_plane);
+        for slot in 0..slots {
+            for (plane, addr) in &routes {
+                let entropy =
+                    (self.index as usize * slots + slot) % usize::from(config.entropies_per_plane.max(1));
+                self.paths.push(PathTx::new(
+                    *plane,
+                    entropy as u8,
+                    SocketAddr::new(*addr, port),
+                    config.first_psn,
+                ));
+            }
+        }
+        self.paths.truncate(64);
+    }
+}

@@ -1,0 +1,505 @@
+//! Taking requests in: one visible list of checks in fixed order ([`on_request`]), placement, and what completes.
+
+use super::requester::slices;
+use super::{Conn, PendingRefusal, REQUESTS, response};
+use crate::config::limits;
+use crate::memory::Memory;
+use crate::parts::Parts;
+use crate::qp::{Fatal, Qp, RxMsg};
+use crate::seq::{RangeState, later16, unwrap32};
+use crate::types::*;
+use crate::wire::{Refuse, RefuseCode, Request, Void};
+
+/// What became of a request packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// Accepted, or dropped for good: its connection packet numbers are resolved.
+    Resolved,
+    /// Accepted before.
+    Duplicate,
+    /// Must not count as received: it will come again.
+    NotReceived,
+}
+
+/// Takes a request packet in; false: it counts as not received.
+pub fn on_request<S: Sink>(
+    p: &mut Parts<'_, S>,
+    conn: &mut Conn,
+    f: &Request<'_>,
+    mem: &mut impl Memory,
+) -> bool {
+    let window = &conn.rx_windows[REQUESTS];
+    let cpn = unwrap32(f.cpn, window.base());
+    let outcome = match window.state(cpn, u64::from(f.units)) {
+        RangeState::New => accept(p, conn, f, mem),
+        RangeState::Old => Outcome::Duplicate,
+        RangeState::Mixed | RangeState::Beyond => Outcome::NotReceived,
+    };
+    if outcome == Outcome::Resolved {
+        conn.rx_windows[REQUESTS].mark(cpn, u64::from(f.units));
+    }
+    outcome != Outcome::NotReceived
+}
+
+/// The checks, in order: refusal in force, queue pair, binding, message window, attempt, error in force, operation,
+/// receive resource, length, key and rights; then placement and completion.
+fn accept<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, f: &Request<'_>, mem: &mut impl Memory) -> Outcome {
+    let index = f.dst_qpn.index() as u16;
+    // 1. A refusal in force drops what it covers; a later attempt confirms it.
+    if !conn.refusals.is_empty() && refused(conn, f) {
+        return Outcome::Resolved;
+    }
+    // 2. The queue pair exists, receives, and expects this peer.
+    let Some(qp) = p.qps.get(f.dst_qpn).filter(|q| expects(q, conn, f)) else {
+        return not_ready(p, conn, f);
+    };
+    // 3. The stream is the one bound, or may be bound now.
+    match bind(qp, conn, f) {
+        Binding::Bound => {}
+        Binding::History => return Outcome::Resolved,
+        Binding::Foreign => return not_ready(p, conn, f),
+    }
+    if qp.state == QpState::Rtr && !std::mem::replace(&mut qp.rx.established, true) {
+        p.sink.event(Event::CommEst(f.dst_qpn));
+    }
+    // 4. The message is not complete yet and within the window.
+    let msn = unwrap32(f.msn, qp.rx.next_msn);
+    if msn < qp.rx.next_msn {
+        return Outcome::Resolved;
+    }
+    // 5. An error ends the stream at its message; later ones take no effect.
+    if qp.rx.fatal.is_some_and(|fatal| msn >= fatal.msn) {
+        return Outcome::Resolved;
+    }
+    // 6. The operation is enabled and well formed.
+    // 7. A receive is there for it, large enough and writable.
+    // 8. The key is good for it.
+    let checked = operation_allowed(qp, f)
+        .and_then(|()| receive_ready(p, index, f))
+        .and_then(|()| key_good(p, index, f));
+    match checked {
+        Ok(()) => {}
+        Err(Denied::NoReceive(first_missing)) => return no_receive(p, conn, f, first_missing),
+        Err(Denied::Fatal(code, recv_status)) => {
+            let fatal = Fatal { msn, code, recv_status };
+            if !refuse_fatal(p, conn, index, fatal, f.attempt) {
+                return Outcome::NotReceived;
+            }
+            advance(p, conn, index, mem);
+            return Outcome::Resolved;
+        }
+    }
+    // 9. Progress of a refused attempt is forgotten when a later one arrives; an earlier one is ignored.
+    let Some(qp) = p.qps.at(index) else { return Outcome::Resolved };
+    let Some(msg) = qp.rx.entry(msn) else { return Outcome::NotReceived };
+    if msg.seen && msg.attempt != f.attempt {
+        if later16(msg.attempt, f.attempt) {
+            return Outcome::Resolved;
+        }
+        msg.seen = false;
+    }
+    if !msg.seen {
+        msg.begin(f);
+    } else if msg.total != f.total || msg.opcode != f.opcode {
+        p.stats.rx_malformed += 1;
+        return Outcome::NotReceived;
+    }
+    place(p, index, msn, f, mem);
+    advance(p, conn, index, mem);
+    Outcome::Resolved
+}
+
+/// The stream's refusal covers this packet. A packet of a later attempt confirms the refusal instead.
+fn refused(conn: &mut Conn, f: &Request<'_>) -> bool {
+    let ours =
+        |r: &PendingRefusal| r.refuse.qpn == f.src_qpn && r.refuse.life == f.life && r.local == f.dst_qpn;
+    let Some(at) = conn.refusals.iter().position(ours) else { return false };
+    let r = conn.refusals[at].refuse;
+    if later16(f.attempt, r.attempt) && !r.code.is_fatal() {
+        conn.refusals.swap_remove(at);
+        return false;
+    }
+    match r.code {
+        RefuseCode::Rnr => {
+            let past = f.recv_index.wrapping_sub(r.number) as i32;
+            past > 0 || past == 0 && f.opcode.consumes_recv()
+        }
+        _ => (f.msn.wrapping_sub(r.number) as i32) >= 0,
+    }
+}
+
+/// A VOID: numbers filled, refusals confirmed. False: it counts as not received.
+pub fn on_void(conn: &mut Conn, f: &Void) -> bool {
+    let window = &mut conn.rx_windows[usize::from(f.response)];
+    let cpn = unwrap32(f.cpn, window.base());
+    match window.state(cpn, u64::from(f.units)) {
+        RangeState::Beyond => return false,
+        RangeState::Old => return true,
+        // A VOID may cover numbers of which some were accepted: the rest is filled.
+        RangeState::New | RangeState::Mixed => window.mark(cpn, u64::from(f.units)),
+    }
+    conn.refusals.retain(|r| {
+        r.refuse.qpn != f.src_qpn || r.refuse.life != f.life || !later16(f.attempt, r.refuse.attempt)
+    });
+    true
+}
+
+fn expects(qp: &Qp, conn: &Conn, f: &Request<'_>) -> bool {
+    let known = |ip| conn.peer_ips.contains(&ip);
+    qp.receives()
+        && qp.attrs.dest_qpn == f.src_qpn
+        && (conn.self_accepting || qp.attrs.remote.is_some_and(known))
+}
+
+enum Binding {
+    Bound,
+    /// A stream that ended before: its packets are late.
+    History,
+    /// Another stream is bound.
+    Foreign,
+}
+
+/// Binds the stream to the QP on its first packet. Ids grow per peer endpoint, so an older one is history; a newer
+/// one takes over only from a stream that has achieved nothing.
+fn bind(qp: &mut Qp, conn: &Conn, f: &Request<'_>) -> Binding {
+    let newer = |a: u32, b: u32| (a.wrapping_sub(b) as i32) > 0;
+    match qp.rx.life {
+        Some(life) if life == f.life && qp.rx.peer == conn.peer_incarnation => return Binding::Bound,
+        Some(life) if qp.rx.peer == conn.peer_incarnation => {
+            if newer(life, f.life) {
+                return Binding::History;
+            }
+            if qp.rx.next_msn > 0 {
+                return Binding::Foreign;
+            }
+            qp.rx.reset();
+        }
+        Some(_) if qp.rx.next_msn > 0 => return Binding::Foreign,
+        Some(_) => qp.rx.reset(),
+        None => {}
+    }
+    if qp.rx.floor.is_some_and(|(peer, life)| peer == conn.peer_incarnation && !newer(f.life, life)) {
+        return Binding::History;
+    }
+    qp.rx.life = Some(f.life);
+    qp.rx.peer = conn.peer_incarnation;
+    qp.rx.conn = Some(conn.index);
+    qp.rx.told_limit = qp.rq.limit();
+    Binding::Bound
+}
+
+/// The reason a request is denied.
+enum Denied {
+    /// The first receive index that is missing.
+    NoReceive(u32),
+    /// The stream ends at this message.
+    Fatal(RefuseCode, Option<WcStatus>),
+}
+
+fn operation_allowed(qp: &Qp, f: &Request<'_>) -> Result<(), Denied> {
+    let invalid = Err(Denied::Fatal(RefuseCode::InvalidRequest, None));
+    let needed = match f.opcode {
+        Opcode::Send | Opcode::SendImm => return Ok(()),
+        Opcode::Write | Opcode::WriteImm => access::REMOTE_WRITE,
+        Opcode::Read => access::REMOTE_READ,
+        Opcode::CompareSwap | Opcode::FetchAdd => access::REMOTE_ATOMIC,
+    };
+    if qp.attrs.access & needed == 0 {
+        return invalid;
+    }
+    if f.opcode.has_response() && qp.attrs.max_dest_rd_atomic == 0 {
+        return invalid;
+    }
+    if needed == access::REMOTE_ATOMIC && f.raddr % 8 != 0 {
+        return invalid;
+    }
+    Ok(())
+}
+
+fn receive_ready<S: Sink>(p: &mut Parts<'_, S>, index: u16, f: &Request<'_>) -> Result<(), Denied> {
+    let Some(qp) = p.qps.at(index) else { return Ok(()) };
+    // Messages behind a missing receive are refused with it, whatever they are: they follow it in order.
+    let first_needed = if f.opcode.consumes_recv() { f.recv_index.wrapping_add(1) } else { f.recv_index };
+    while (first_needed.wrapping_sub(qp.rq.limit()) as i32) > 0 {
+        let bound =
+            qp.init.srq.and_then(|s| p.srqs.get_mut(s)).is_some_and(|srq| qp.rq.take_from(&mut srq.queue));
+        if !bound {
+            return Err(Denied::NoReceive(qp.rq.limit()));
+        }
+        if let Some(srq) = qp.init.srq
+            && p.srqs.limit_reached(srq)
+        {
+            p.sink.event(Event::SrqLimit(srq));
+        }
+    }
+    if !matches!(f.opcode, Opcode::Send | Opcode::SendImm) {
+        return Ok(());
+    }
+    let Some(entry) = qp.rq.get(f.recv_index) else { return Ok(()) };
+    if u64::from(f.total) > entry.capacity {
+        return Err(Denied::Fatal(RefuseCode::InvalidRequest, Some(WcStatus::LocLenErr)));
+    }
+    let pd = qp.init.srq.and_then(|s| p.srqs.get_mut(s)).map_or(qp.init.pd, |s| s.pd);
+    let end = f.offset + f.payload.len() as u32;
+    let writable = slices(qp.rq.sges(entry), f.offset, end - f.offset, |s| {
+        p.mrs.check(s.lkey, pd, s.addr, u64::from(s.len), access::LOCAL_WRITE).map(|_| ())
+    });
+    writable.ok_or(Denied::Fatal(RefuseCode::Operation, Some(WcStatus::LocProtErr)))
+}
+
+fn key_good<S: Sink>(p: &mut Parts<'_, S>, index: u16, f: &Request<'_>) -> Result<(), Denied> {
+    let Some(qp) = p.qps.at(index) else { return Ok(()) };
+    let rights = match f.opcode {
+        Opcode::Send | Opcode::SendImm => return Ok(()),
+        Opcode::Write | Opcode::WriteImm => access::REMOTE_WRITE,
+        Opcode::Read => access::REMOTE_READ,
+        Opcode::CompareSwap | Opcode::FetchAdd => access::REMOTE_ATOMIC,
+    };
+    // An empty Read or Write touches no memory: its key is not looked at (IBTA o9-? and common practice).
+    if f.total == 0 {
+        return Ok(());
+    }
+    let good = p.mrs.check(f.rkey, qp.init.pd, f.raddr, u64::from(f.total), rights).is_some();
+    good.then_some(()).ok_or(Denied::Fatal(RefuseCode::Access, None))
+}
+
+fn not_ready<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, f: &Request<'_>) -> Outcome {
+    // Nothing of an unbound stream was ever accepted: it is refused from its first message on. One that another
+    // stream has displaced, or whose QP left the receiving states, is refused from the oldest incomplete message.
+    let number = match p.qps.get(f.dst_qpn) {
+        Some(qp) if qp.rx.life == Some(f.life) => qp.rx.next_msn as u32,
+        _ => 0,
+    };
+    refuse(
+        conn,
+        f.dst_qpn,
+        Refuse {
+            code: RefuseCode::NotReady,
+            attempt: f.attempt,
+            qpn: f.src_qpn,
+            life: f.life,
+            number,
+            timer: 0,
+        },
+    )
+}
+
+fn no_receive<S: Sink>(
+    p: &mut Parts<'_, S>,
+    conn: &mut Conn,
+    f: &Request<'_>,
+    first_missing: u32,
+) -> Outcome {
+    let Some(qp) = p.qps.get(f.dst_qpn) else { return Outcome::Resolved };
+    let timer = qp.attrs.min_rnr_timer;
+    qp.rx.starved = true;
+    p.stats.rnr_sent += 1;
+    refuse(
+        conn,
+        f.dst_qpn,
+        Refuse {
+            code: RefuseCode::Rnr,
+            attempt: f.attempt,
+            qpn: f.src_qpn,
+            life: f.life,
+            number: first_missing,
+            timer,
+        },
+    )
+}
+
+/// Puts a refusal in force; it leaves with the acknowledgement of the packet that met it.
+pub fn refuse(conn: &mut Conn, local: Qpn, refuse: Refuse) -> Outcome {
+    if conn.refusal(local, refuse.qpn, refuse.life).is_none() {
+        if conn.refusals.len() >= limits::REFUSALS_MAX {
+            return Outcome::NotReceived;
+        }
+        conn.refusals.push(PendingRefusal { refuse, local });
+    }
+    conn.ack.now = true;
+    Outcome::Resolved
+}
+
+/// Ends the stream at a message: later ones take no effect, the requester is told. False: no room to say so.
+pub fn refuse_fatal<S: Sink>(
+    p: &mut Parts<'_, S>,
+    conn: &mut Conn,
+    index: u16,
+    fatal: Fatal,
+    attempt: u16,
+) -> bool {
+    let Some(qp) = p.qps.at(index) else { return true };
+    let (local, src, Some(life)) = (qp.qpn, qp.attrs.dest_qpn, qp.rx.life) else { return true };
+    if qp.rx.fatal.is_some_and(|old| old.msn <= fatal.msn) {
+        return true;
+    }
+    let room = conn.refusals.len() < limits::REFUSALS_MAX || conn.refusal(local, src, life).is_some();
+    if !room {
+        return false;
+    }
+    qp.rx.fatal = Some(fatal);
+    conn.refusals.retain(|r| r.local != local || r.refuse.qpn != src || r.refuse.life != life);
+    let number = fatal.msn as u32;
+    let refuse = Refuse { code: fatal.code, attempt, qpn: src, life, number, timer: 0 };
+    conn.refusals.push(PendingRefusal { refuse, local });
+    conn.ack.now = true;
+    true
+}
+
+/// Copies the payload to where it belongs. The tail of a Write is held back until everything before it is placed.
+fn place<S: Sink>(p: &mut Parts<'_, S>, index: u16, msn: u64, f: &Request<'_>, mem: &mut impl Memory) {
+    let Some(qp) = p.qps.at(index) else { return };
+    let in_order = msn == qp.rx.next_msn;
+    let pd = qp.init.pd;
+    let len = f.payload.len() as u32;
+    match f.opcode {
+        Opcode::Send | Opcode::SendImm => {
+            let pd = qp.init.srq.and_then(|s| p.srqs.get_mut(s)).map_or(pd, |s| s.pd);
+            let Some(entry) = qp.rq.get(f.recv_index) else { return };
+            let mut rest = f.payload;
+            let placed = slices(qp.rq.sges(entry), f.offset, len, |s| {
+                let (head, tail) = rest.split_at(s.len as usize);
+                rest = tail;
+                let (va, _) = p.mrs.check(s.lkey, pd, s.addr, u64::from(s.len), access::LOCAL_WRITE)?;
+                mem.place(va, head).ok()
+            });
+            p.faults += u32::from(placed.is_none());
+        }
+        Opcode::Write | Opcode::WriteImm if len > 0 => {
+            let addr = f.raddr.wrapping_add(u64::from(f.offset));
+            let Some((va, mr)) = p.mrs.check(f.rkey, pd, addr, u64::from(len), access::REMOTE_WRITE) else {
+                return;
+            };
+            let result = if mr.relaxed() {
+                mem.place(va, f.payload)
+            } else if in_order && len == f.total {
+                mem.place_last(va, f.payload)
+            } else {
+                let Some(msg) = qp.rx.entry(msn) else { return };
+                let held = hold(msg, f);
+                mem.place(va, &f.payload[..len as usize - held])
+            };
+            p.faults += u32::from(result.is_err());
+        }
+        _ => {}
+    }
+    if let Some(msg) = qp.rx.entry(msn) {
+        msg.received += len;
+    }
+}
+
+/// Keeps the part of the payload that lies in the last bytes of the message; gives how many bytes that are.
+fn hold(msg: &mut RxMsg, f: &Request<'_>) -> usize {
+    let tail = (limits::HOLD_BYTES as u32).min(f.total);
+    let tail_at = f.total - tail;
+    let end = f.offset + f.payload.len() as u32;
+    if end <= tail_at {
+        return 0;
+    }
+    let from = f.offset.max(tail_at);
+    let count = (end - from) as usize;
+    // `hold` is aligned to its end: byte i of the tail is at HOLD_BYTES - tail + i.
+    let at = limits::HOLD_BYTES - tail as usize + (from - tail_at) as usize;
+    msg.hold[at..at + count].copy_from_slice(&f.payload[f.payload.len() - count..]);
+    msg.held = tail as u8;
+    count
+}
+
+/// Completes messages in order as far as they are all there.
+fn advance<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: u16, mem: &mut impl Memory) {
+    loop {
+        let Some(qp) = p.qps.at(index) else { return };
+        let msn = qp.rx.next_msn;
+        if let Some(fatal) = qp.rx.fatal.filter(|fatal| fatal.msn == msn) {
+            return fail(p, index, fatal);
+        }
+        let Some(msg) = qp.rx.msgs.front().copied().filter(RxMsg::complete) else { return };
+        if msg.held > 0 {
+            release(p, index, &msg, mem);
+        }
+        if msg.opcode.has_response()
+            && let Err(fatal) = response::execute(p, conn, index, msn, &msg, mem)
+        {
+            refuse_fatal(p, conn, index, fatal, msg.attempt);
+            return fail(p, index, fatal);
+        }
+        let Some(qp) = p.qps.at(index) else { return };
+        qp.rx.msgs.pop_front();
+        qp.rx.next_msn += 1;
+        if msg.opcode.consumes_recv() {
+            deliver(p, conn, index, &msg);
+        }
+    }
+}
+
+/// Places the held-back tail of a Write, last byte last.
+fn release<S: Sink>(p: &mut Parts<'_, S>, index: u16, msg: &RxMsg, mem: &mut impl Memory) {
+    let Some(qp) = p.qps.at(index) else { return };
+    let held = usize::from(msg.held);
+    let addr = msg.raddr.wrapping_add(u64::from(msg.total) - held as u64);
+    // The key may have been deregistered meanwhile: then not a byte passes.
+    if let Some((va, _)) = p.mrs.check(msg.rkey, qp.init.pd, addr, held as u64, access::REMOTE_WRITE) {
+        let result = mem.place_last(va, &msg.hold[limits::HOLD_BYTES - held..]);
+        p.faults += u32::from(result.is_err());
+    }
+}
+
+/// The completion of a receive.
+fn deliver<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: u16, msg: &RxMsg) {
+    let Some(qp) = p.qps.at(index) else { return };
+    let Some(entry) = qp.rq.pop() else { return };
+    let with_imm = msg.opcode != Opcode::Send;
+    let completion = Completion {
+        wr_id: entry.wr_id,
+        status: WcStatus::Success,
+        opcode: if msg.opcode == Opcode::WriteImm { WcOpcode::RecvRdmaWithImm } else { WcOpcode::Recv },
+        wc_flags: if with_imm { WC_WITH_IMM } else { 0 },
+        byte_len: msg.total,
+        imm: msg.imm,
+        qpn: qp.qpn,
+        src_qp: qp.attrs.dest_qpn,
+        sq_release: 0,
+        rq_release: 1,
+        solicited: msg.solicited,
+    };
+    p.sink.complete(qp.init.recv_cq, &completion);
+    // Tell the sender of new receives before it runs into the old limit.
+    let ahead = qp.rx.told_limit.wrapping_sub(qp.rq.base());
+    if qp.init.srq.is_none()
+        && (ahead as i32) <= (qp.rq.len() / 2) as i32
+        && qp.rq.limit() != qp.rx.told_limit
+    {
+        conn.enqueue_credit(qp);
+    }
+}
+
+/// The stream's error has its turn: the receive it had bound completes with the error, the QP goes to ERR.
+pub fn fail<S: Sink>(p: &mut Parts<'_, S>, index: u16, fatal: Fatal) {
+    let Some(qp) = p.qps.at(index) else { return };
+    let qpn = qp.qpn;
+    if let Some(status) = fatal.recv_status
+        && let Some(entry) = qp.rq.pop()
+    {
+        let completion = Completion {
+            wr_id: entry.wr_id,
+            status,
+            opcode: WcOpcode::Recv,
+            wc_flags: 0,
+            byte_len: 0,
+            imm: 0,
+            qpn,
+            src_qp: qp.attrs.dest_qpn,
+            sq_release: 0,
+            rq_release: 1,
+            solicited: true,
+        };
+        p.sink.complete(qp.init.recv_cq, &completion);
+    }
+    if fatal.recv_status.is_none() {
+        p.sink.event(match fatal.code {
+            RefuseCode::Access => Event::QpAccessErr(qpn),
+            _ => Event::QpReqErr(qpn),
+        });
+    }
+    p.enter_error(index);
+}

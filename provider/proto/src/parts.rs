@@ -1,0 +1,207 @@
+//! What the functions of a connection need besides the connection itself: the endpoint's other parts, borrowed at
+//! once, and the things a queue pair can go through whatever connection it is on.
+
+use crate::config::{Config, limits};
+use crate::connection::Conn;
+use crate::mr::MrTable;
+use crate::path::TxFrame;
+use crate::qp::{Qp, Wqe};
+use crate::stats::{EndpointStats, PathStats};
+use crate::tables::{QpTable, SrqTable, Timer, Timers};
+use crate::types::*;
+use std::collections::VecDeque;
+
+/// The endpoint without the connection at work.
+pub struct Parts<'a, S> {
+    /// Time of this batch.
+    pub now: Nanos,
+    /// Settings.
+    pub config: &'a Config,
+    /// Queue pairs.
+    pub qps: &'a mut QpTable,
+    /// Shared receive queues.
+    pub srqs: &'a mut SrqTable,
+    /// Memory regions.
+    pub mrs: &'a MrTable,
+    /// Deadlines.
+    pub timers: &'a mut Timers,
+    /// Connections with something to send.
+    pub active: &'a mut VecDeque<u32>,
+    /// Scratch for frames acknowledged.
+    pub acked: &'a mut Vec<TxFrame>,
+    /// Counters.
+    pub stats: &'a mut EndpointStats,
+    /// Counters per path slot.
+    pub path_stats: &'a mut Vec<PathStats>,
+    /// Peers that sent data lately.
+    pub senders: u32,
+    /// Memory faults while placing.
+    pub faults: u32,
+    /// Completions and events.
+    pub sink: &'a mut S,
+}
+
+impl<S: Sink> Parts<'_, S> {
+    /// Bytes each active sender may have in flight towards us.
+    pub fn budget_share(&self) -> u32 {
+        (self.config.receive_budget_bytes / self.senders.max(1)).max(limits::BUDGET_MIN)
+    }
+    /// The same for one that is about to join.
+    pub fn budget_for_new(&self) -> u32 {
+        (self.config.receive_budget_bytes / (self.senders + 1)).max(limits::BUDGET_MIN)
+    }
+    /// Packets per burst for this packet size: a GSO datagram holds at most 64 segments and 65,507 bytes.
+    pub fn burst_packets(&self, segment: u32) -> u32 {
+        u32::from(self.config.burst_packets_max).min(65_000 / segment).clamp(1, 64)
+    }
+    /// Index of a connection's path in the counters: plane-major.
+    pub fn path_slot(&self, plane: u8, path: usize, paths: usize) -> usize {
+        let per_plane = usize::from(self.config.paths_per_plane);
+        let planes = (paths / per_plane).max(1);
+        usize::from(plane) * per_plane + path / planes
+    }
+    /// Counts a packet sent.
+    pub fn count_tx(&mut self, slot: usize, bytes: u32, data: bool, retransmit: bool) {
+        let Some(s) = self.path_stats.get_mut(slot) else { return };
+        s.tx_packets += 1;
+        s.tx_bytes += u64::from(bytes);
+        s.tx_data_packets += u64::from(data);
+        s.retransmits += u64::from(retransmit);
+    }
+    /// Puts a connection into the list of those with something to send.
+    pub fn activate(&mut self, conn: &mut Conn) {
+        if !conn.active {
+            conn.active = true;
+            self.active.push_back(conn.index);
+        }
+    }
+    /// Arms the connection's timer if its deadline came nearer.
+    pub fn arm_conn(&mut self, conn: &mut Conn) {
+        let at = conn.deadline();
+        if at < conn.timer_at {
+            conn.timer_at = at;
+            self.timers.push(at, Timer::Conn(conn.index));
+        }
+    }
+    /// Arms the QP's timer if its deadline came nearer.
+    pub fn arm_qp(&mut self, index: u16) {
+        let now = self.now;
+        let Some(at) = self.qps.at(index).and_then(|qp| qp_deadline(qp, now)) else { return };
+        if let Some(armed) = self.qps.armed(index)
+            && at < *armed
+        {
+            *armed = at;
+            self.timers.push(at, Timer::Qp(index));
+        }
+    }
+    /// A work request cannot be sent: it ends in error when all before it are complete.
+    pub fn fail_local(&mut self, conn: &mut Conn, index: u16, msn: u64, status: WcStatus) {
+        let Some(qp) = self.qps.at(index) else { return };
+        if qp.tx.error.is_none_or(|e| msn < e.0) {
+            qp.tx.error = Some((msn, status));
+        }
+        self.retire(conn, index);
+    }
+    /// Completes work requests in order as far as they are done; an error takes its turn among them.
+    pub fn retire(&mut self, conn: &mut Conn, index: u16) {
+        let Some(qp) = self.qps.at(index) else { return };
+        loop {
+            if let Some((_, status)) = qp.tx.error.filter(|e| e.0 <= qp.tx.sq.base_msn()) {
+                if let Some(wqe) = qp.tx.sq.pop() {
+                    complete_send(qp, &wqe, status, self.sink);
+                }
+                return self.enter_error(index);
+            }
+            if !qp.tx.sq.get(qp.tx.sq.base_msn()).is_some_and(|w| w.done) {
+                break;
+            }
+            if let Some(wqe) = qp.tx.sq.pop() {
+                complete_send(qp, &wqe, WcStatus::Success, self.sink);
+            }
+        }
+        if qp.state == QpState::Sqd
+            && !qp.tx.outstanding_sent()
+            && !std::mem::replace(&mut qp.tx.drained, true)
+        {
+            self.sink.event(Event::SqDrained(qp.qpn));
+        }
+        conn.enqueue(qp);
+    }
+    /// The QP goes to ERR: everything posted completes flushed, in order.
+    pub fn enter_error(&mut self, index: u16) {
+        let Some(qp) = self.qps.at(index) else { return };
+        let was = std::mem::replace(&mut qp.state, QpState::Err);
+        flush(qp, self.sink);
+        if was != QpState::Err && qp.init.srq.is_some() {
+            self.sink.event(Event::LastWqeReached(qp.qpn));
+        }
+    }
+}
+
+/// Completes everything posted with WR_FLUSH_ERR.
+pub fn flush(qp: &mut Qp, sink: &mut impl Sink) {
+    while let Some(wqe) = qp.tx.sq.pop() {
+        complete_send(qp, &wqe, WcStatus::WrFlushErr, sink);
+    }
+    qp.tx.cursor_msn = qp.tx.sq.base_msn();
+    qp.tx.cursor_offset = 0;
+    qp.tx.outstanding_reads = 0;
+    while let Some(entry) = qp.rq.pop() {
+        let completion = Completion {
+            wr_id: entry.wr_id,
+            status: WcStatus::WrFlushErr,
+            opcode: WcOpcode::Recv,
+            wc_flags: 0,
+            byte_len: 0,
+            imm: 0,
+            qpn: qp.qpn,
+            src_qp: qp.attrs.dest_qpn,
+            sq_release: 0,
+            rq_release: 1,
+            solicited: true,
+        };
+        sink.complete(qp.init.recv_cq, &completion);
+    }
+}
+
+/// The completion of a work request, if it is to have one: errors always, successes when signaled.
+fn complete_send(qp: &mut Qp, wqe: &Wqe, status: WcStatus, sink: &mut impl Sink) {
+    qp.tx.release += 1;
+    if status == WcStatus::Success && wqe.wr.flags & send_flags::SIGNALED == 0 {
+        return;
+    }
+    let opcode = match wqe.wr.opcode {
+        Opcode::Write | Opcode::WriteImm => WcOpcode::RdmaWrite,
+        Opcode::Send | Opcode::SendImm => WcOpcode::Send,
+        Opcode::Read => WcOpcode::RdmaRead,
+        Opcode::CompareSwap => WcOpcode::CompSwap,
+        Opcode::FetchAdd => WcOpcode::FetchAdd,
+    };
+    let completion = Completion {
+        wr_id: wqe.wr.wr_id,
+        status,
+        opcode,
+        wc_flags: 0,
+        byte_len: wqe.wr.length,
+        imm: 0,
+        qpn: qp.qpn,
+        src_qp: qp.attrs.dest_qpn,
+        sq_release: std::mem::take(&mut qp.tx.release),
+        rq_release: 0,
+        solicited: status != WcStatus::Success,
+    };
+    sink.complete(qp.init.send_cq, &completion);
+}
+
+/// When a QP wants to be looked at: end of a pause, or a quarter of its patience with a silent peer.
+pub fn qp_deadline(qp: &Qp, now: Nanos) -> Option<Nanos> {
+    if !qp.tx.outstanding() || !matches!(qp.state, QpState::Rts | QpState::Sqd) {
+        return None;
+    }
+    let pause = Some(qp.tx.paused_until).filter(|at| *at > now);
+    let check = qp.patience_ns().map(|patience| now + patience / 4);
+    match (pause, check) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    }
+}

@@ -1,0 +1,228 @@
+//! What was sent on one path and not yet resolved: a ring of packets by path PSN, and the frames they carried.
+
+use crate::config::limits;
+use crate::path::{Congestion, Health, Rtt};
+use crate::seq::ORIGIN;
+use crate::types::Nanos;
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+
+/// What a frame in flight was, enough to build it again from the work request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TxFrame {
+    /// Which of the connection's number spaces and what to do with it.
+    pub kind: FrameKind,
+    /// Local QP index (Request, Response) and its life: a later life's frames never match.
+    pub qp: u16,
+    /// `tx.life` for requests, the QP's own `rx` counter for responses.
+    pub life: u32,
+    /// Message number (Request) or number of the response job (Response).
+    pub msn: u64,
+    /// Offset of the payload.
+    pub offset: u32,
+    /// Payload bytes.
+    pub len: u32,
+    /// First connection packet number.
+    pub cpn: u64,
+    /// Numbers covered.
+    pub units: u16,
+    /// Attempt the message was in.
+    pub attempt: u16,
+}
+
+/// Kind of a frame in flight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FrameKind {
+    /// Part of a request.
+    Request,
+    /// Part of a response.
+    Response,
+    /// Filler in the request space.
+    VoidRequest,
+    /// Filler in the response space.
+    VoidResponse,
+    /// Probe; carries no number.
+    Ping,
+}
+
+/// State of a packet in the ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PktState {
+    /// No ACK has covered it.
+    InFlight,
+    /// Received by the peer.
+    Acked,
+    /// Declared lost; its frames went to the retransmit queue. Kept to recognise a late arrival.
+    Lost,
+}
+
+/// One packet in the ring.
+#[derive(Debug, Clone, Copy)]
+pub struct Pkt {
+    /// When it was sent.
+    pub sent: Nanos,
+    /// First of its frames (absolute index).
+    pub frame0: u64,
+    /// Its size on the wire.
+    pub bytes: u16,
+    /// Number of frames.
+    pub frames: u8,
+    /// Where it stands.
+    pub state: PktState,
+}
+
+/// Transmit side of a path slot.
+#[derive(Debug)]
+pub struct PathTx {
+    /// Plane index of ours.
+    pub plane: u8,
+    /// Source port index.
+    pub entropy: u8,
+    /// Generation: counts source port changes.
+    pub generation: u8,
+    /// Peer address.
+    pub dst: SocketAddr,
+    /// Health.
+    pub health: Health,
+    /// Congestion window.
+    pub congestion: Congestion,
+    /// Round trip time.
+    pub rtt: Rtt,
+    /// Probe timeouts in a row.
+    pub pto_count: u32,
+    /// Last probe sent for silence.
+    pub last_probe: Nanos,
+    /// Last time an ACK brought news.
+    pub last_progress: Nanos,
+    /// Loss is declared only when a gap is older than this (0: at once); grows on spurious repairs.
+    pub reorder_tolerance_ns: Nanos,
+    /// Packets acknowledged since the last spurious repair.
+    pub clean_acks: u32,
+    /// The window was full when data waited: growth is earned.
+    pub limited: bool,
+    /// Highest PSN the peer reported.
+    pub largest_acked: u64,
+    pkts: VecDeque<Pkt>,
+    frames: VecDeque<TxFrame>,
+    base_psn: u64,
+    base_frame: u64,
+    in_flight: u32,
+}
+
+impl PathTx {
+    /// A fresh path whose first PSN is `first_psn`.
+    pub fn new(plane: u8, entropy: u8, dst: SocketAddr, first_psn: u32) -> Self {
+        PathTx {
+            plane,
+            entropy,
+            generation: 0,
+            dst,
+            health: Health::Active,
+            congestion: Congestion::new(),
+            rtt: Rtt::default(),
+            pto_count: 0,
+            last_probe: 0,
+            last_progress: 0,
+            reorder_tolerance_ns: 0,
+            clean_acks: 0,
+            limited: false,
+            largest_acked: 0,
+            pkts: VecDeque::new(),
+            frames: VecDeque::new(),
+            base_psn: ORIGIN + u64::from(first_psn),
+            base_frame: 0,
+            in_flight: 0,
+        }
+    }
+    /// PSN of the next packet.
+    pub fn next_psn(&self) -> u64 {
+        self.base_psn + self.pkts.len() as u64
+    }
+    /// Packets no ACK has covered.
+    pub fn in_flight(&self) -> u32 {
+        self.in_flight
+    }
+    /// Packets that may be sent now.
+    pub fn room(&self) -> u32 {
+        if self.health == Health::Suspect {
+            return 0;
+        }
+        let oldest = self.oldest_in_flight().map_or(self.next_psn(), |(psn, _)| psn);
+        let span = limits::PATH_SPAN.saturating_sub((self.next_psn() - oldest) as u32);
+        span.min(self.congestion.window().saturating_sub(self.in_flight))
+    }
+    /// The oldest packet no ACK has covered.
+    pub fn oldest_in_flight(&self) -> Option<(u64, &Pkt)> {
+        let at = self.pkts.iter().position(|p| p.state == PktState::InFlight)?;
+        Some((self.base_psn + at as u64, &self.pkts[at]))
+    }
+    /// Records a packet just built; its frames were pushed with `push_frame` before.
+    pub fn push_packet(&mut self, now: Nanos, frames: u8, bytes: u16) {
+        let frame0 = self.base_frame + self.frames.len() as u64 - u64::from(frames);
+        self.pkts.push_back(Pkt { sent: now, frame0, bytes, frames, state: PktState::InFlight });
+        self.in_flight += 1;
+    }
+    /// Records a frame of the packet under construction.
+    pub fn push_frame(&mut self, frame: TxFrame) {
+        self.frames.push_back(frame);
+    }
+    /// Takes the newest packet back: it was never sent. Its frames go to `out` in order; gives its size.
+    pub fn pop_packet(&mut self, out: &mut Vec<TxFrame>) -> u16 {
+        let Some(pkt) = self.pkts.pop_back() else { return 0 };
+        debug_assert_eq!(pkt.state, PktState::InFlight);
+        let keep = (pkt.frame0 - self.base_frame) as usize;
+        out.extend(self.frames.drain(keep..));
+        self.in_flight -= 1;
+        pkt.bytes
+    }
+    /// The packet with this PSN, if it is still remembered.
+    pub fn packet(&self, psn: u64) -> Option<&Pkt> {
+        self.pkts.get(psn.checked_sub(self.base_psn)? as usize)
+    }
+    /// Frames of a remembered packet.
+    pub fn frame(&self, pkt: &Pkt, i: u8) -> TxFrame {
+        self.frames[(pkt.frame0 - self.base_frame) as usize + usize::from(i)]
+    }
+    /// Moves a packet out of flight.
+    pub fn resolve(&mut self, psn: u64, state: PktState) {
+        let Some(at) = psn.checked_sub(self.base_psn) else { return };
+        let Some(pkt) = self.pkts.get_mut(at as usize) else { return };
+        if pkt.state == PktState::InFlight {
+            self.in_flight -= 1;
+        }
+        pkt.state = state;
+    }
+    /// Oldest remembered PSN.
+    pub fn base_psn(&self) -> u64 {
+        self.base_psn
+    }
+    /// Forgets what is resolved and too old to be heard of again, given the highest PSN the peer reported.
+    pub fn forget(&mut self, highest: u64) {
+        while let Some(front) = self.pkts.front() {
+            let old = self.base_psn + 256 <= highest;
+            let done = match front.state {
+                PktState::InFlight => false,
+                PktState::Acked => true,
+                PktState::Lost => old,
+            };
+            if !done {
+                return;
+            }
+            let frames = usize::from(front.frames);
+            self.frames.drain(..frames);
+            self.base_frame += frames as u64;
+            self.pkts.pop_front();
+            self.base_psn += 1;
+        }
+    }
+    /// When this path wants to be probed, if anything is in flight.
+    pub fn probe_at(&self) -> Option<Nanos> {
+        let (_, oldest) = self.oldest_in_flight()?;
+        let backoff = self.pto_count.min(limits::PTO_BACKOFF_MAX);
+        Some(oldest.sent.max(self.last_progress).max(self.last_probe) + (self.rtt.probe_timeout() << backoff))
+    }
+    /// Bytes of heap.
+    pub fn heap_bytes(&self) -> usize {
+        self.pkts.capacity() * size_of::<Pkt>() + self.frames.capacity() * size_of::<TxFrame>()
+    }
+}

@@ -1,0 +1,97 @@
+//! Receives: the queue of a QP, filled by posting or by binding from an SRQ, and the SRQ itself.
+
+use crate::types::*;
+use std::collections::VecDeque;
+
+/// A posted receive.
+#[derive(Debug, Clone, Copy)]
+pub struct RecvEntry {
+    /// Cookie.
+    pub wr_id: u64,
+    /// Number of SGEs.
+    pub num_sge: u8,
+    /// Sum of their lengths.
+    pub capacity: u64,
+    sge0: u64,
+}
+
+/// Receives in order; the front one has index `base`.
+#[derive(Debug, Default)]
+pub struct RecvQueue {
+    entries: VecDeque<RecvEntry>,
+    base: u32,
+    sges: VecDeque<Sge>,
+    base_sge: u64,
+}
+
+impl RecvQueue {
+    /// Index of the oldest receive.
+    pub fn base(&self) -> u32 {
+        self.base
+    }
+    /// First index that is not posted.
+    pub fn limit(&self) -> u32 {
+        self.base.wrapping_add(self.entries.len() as u32)
+    }
+    /// Receives held.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+    /// The receive with this index.
+    pub fn get(&self, index: u32) -> Option<&RecvEntry> {
+        self.entries.get(index.wrapping_sub(self.base) as usize)
+    }
+    /// Its SGEs.
+    pub fn sges(&self, entry: &RecvEntry) -> impl Iterator<Item = Sge> + '_ {
+        let at = (entry.sge0 - self.base_sge) as usize;
+        self.sges.range(at..at + usize::from(entry.num_sge)).copied()
+    }
+    /// Appends a batch.
+    pub fn push_batch(&mut self, batch: &mut RecvBatch) {
+        let mut sges = batch.sges.drain(..);
+        for wqe in batch.wqes.drain(..) {
+            self.push(wqe.wr_id, sges.by_ref().take(usize::from(wqe.num_sge)));
+        }
+    }
+    /// Appends one receive.
+    pub fn push(&mut self, wr_id: u64, sges: impl Iterator<Item = Sge>) {
+        let sge0 = self.base_sge + self.sges.len() as u64;
+        self.sges.extend(sges);
+        let num_sge = (self.base_sge + self.sges.len() as u64 - sge0) as u8;
+        let tail = self.sges.len() - usize::from(num_sge);
+        let capacity = self.sges.range(tail..).map(|s| u64::from(s.len)).sum();
+        self.entries.push_back(RecvEntry { wr_id, num_sge, capacity, sge0 });
+    }
+    /// Takes the oldest off.
+    pub fn pop(&mut self) -> Option<RecvEntry> {
+        let entry = self.entries.pop_front()?;
+        self.base = self.base.wrapping_add(1);
+        self.sges.drain(..usize::from(entry.num_sge));
+        self.base_sge += u64::from(entry.num_sge);
+        Some(entry)
+    }
+    /// Moves the oldest of `from` to the end of this queue.
+    pub fn take_from(&mut self, from: &mut RecvQueue) -> bool {
+        let Some(entry) = from.entries.front().copied() else { return false };
+        let sge0 = self.base_sge + self.sges.len() as u64;
+        self.sges.extend(from.sges.range(..usize::from(entry.num_sge)));
+        self.entries.push_back(RecvEntry { sge0, ..entry });
+        from.pop();
+        true
+    }
+}
+
+/// A shared receive queue.
+#[derive(Debug)]
+pub struct Srq {
+    /// Protection domain.
+    pub pd: u32,
+    /// Depth.
+    pub max_wr: u32,
+    /// Armed limit; 0: none.
+    pub limit: u32,
+    /// QPs on it.
+    pub users: u32,
+    /// Receives not bound to a QP.
+    pub queue: RecvQueue,
+}

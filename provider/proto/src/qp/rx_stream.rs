@@ -1,0 +1,192 @@
+//! Responder side of a stream: messages in progress, responses owed.
+
+use crate::config::limits;
+use crate::types::*;
+use crate::wire::{RefuseCode, Request};
+use std::collections::VecDeque;
+
+/// A message that has begun to arrive and is not complete in order.
+#[derive(Debug, Clone, Copy)]
+pub struct RxMsg {
+    /// A packet of it was accepted; else only its place is kept.
+    pub seen: bool,
+    /// Attempt its progress belongs to.
+    pub attempt: u16,
+    /// Operation.
+    pub opcode: Opcode,
+    /// Solicited.
+    pub solicited: bool,
+    /// Length in bytes.
+    pub total: u32,
+    /// Bytes accepted.
+    pub received: u32,
+    /// Immediate.
+    pub imm: u32,
+    /// Remote address (of ours), key and operands of Reads and atomics.
+    pub raddr: u64,
+    /// Key.
+    pub rkey: u32,
+    /// Operand.
+    pub compare_add: u64,
+    /// Operand.
+    pub swap: u64,
+    /// Bytes of `hold` in use; the last `held` bytes of the message are (partly) in `hold`.
+    pub held: u8,
+    /// Held-back tail of a Write, aligned to its end: `hold[64 - held..]`.
+    pub hold: [u8; limits::HOLD_BYTES],
+}
+
+impl RxMsg {
+    /// Place of a message not seen yet.
+    pub const EMPTY: RxMsg = RxMsg {
+        seen: false,
+        attempt: 0,
+        opcode: Opcode::Send,
+        solicited: false,
+        total: 0,
+        received: 0,
+        imm: 0,
+        raddr: 0,
+        rkey: 0,
+        compare_add: 0,
+        swap: 0,
+        held: 0,
+        hold: [0; limits::HOLD_BYTES],
+    };
+    /// Notes what the packet says of its message.
+    pub fn begin(&mut self, f: &Request<'_>) {
+        *self = RxMsg {
+            seen: true,
+            attempt: f.attempt,
+            opcode: f.opcode,
+            solicited: f.solicited,
+            total: f.total,
+            received: 0,
+            imm: f.imm,
+            raddr: f.raddr,
+            rkey: f.rkey,
+            compare_add: f.compare_add,
+            swap: f.swap,
+            held: 0,
+            hold: [0; limits::HOLD_BYTES],
+        };
+    }
+    /// Every byte has arrived.
+    pub fn complete(&self) -> bool {
+        self.seen && (self.opcode.has_response() || self.received == self.total)
+    }
+}
+
+/// Why and where a stream ends at the responder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fatal {
+    /// Message number.
+    pub msn: u64,
+    /// What the requester is told.
+    pub code: RefuseCode,
+    /// Status of the receive it had bound (LOC_LEN_ERR, LOC_PROT_ERR), if any.
+    pub recv_status: Option<WcStatus>,
+}
+
+/// A response owed.
+#[derive(Debug, Clone, Copy)]
+pub struct RespJob {
+    /// Message answered.
+    pub msn: u64,
+    /// Attempt answered.
+    pub attempt: u16,
+    /// What to send.
+    pub work: RespWork,
+    /// Bytes handed to packets.
+    pub sent: u32,
+    /// Bytes accepted by the peer.
+    pub acked: u32,
+    /// Length in bytes.
+    pub total: u32,
+    /// An empty response was sent / everything is accepted.
+    pub begun: bool,
+    /// Everything is accepted.
+    pub done: bool,
+}
+
+/// What a response consists of.
+#[derive(Debug, Clone, Copy)]
+pub enum RespWork {
+    /// Memory to read.
+    Read {
+        /// Address in the MR's iova space.
+        raddr: u64,
+        /// Key, checked again for each packet.
+        rkey: u32,
+    },
+    /// Old value of an atomic.
+    Atomic(u64),
+}
+
+/// Receive state of the stream bound to a QP.
+#[derive(Debug, Default)]
+pub struct RxStream {
+    /// The bound stream id, once a packet of it was accepted.
+    pub life: Option<u32>,
+    /// Streams of the peer up to this id are history (with the peer endpoint's incarnation).
+    pub floor: Option<(u64, u32)>,
+    /// Connection the bound stream comes by.
+    pub conn: Option<u32>,
+    /// IBV_EVENT_COMM_EST was raised.
+    pub established: bool,
+    /// Incarnation of the bound peer endpoint.
+    pub peer: u64,
+    /// Counts the receive lives of this QP, so that response frames of a former one never match.
+    pub epoch: u32,
+    /// Messages from `next_msn` on.
+    pub msgs: VecDeque<RxMsg>,
+    /// The oldest message not complete in order.
+    pub next_msn: u64,
+    /// The stream ends here.
+    pub fatal: Option<Fatal>,
+    /// Responses owed; the front one has number `base_job`.
+    pub jobs: VecDeque<RespJob>,
+    /// Number of the front job.
+    pub base_job: u64,
+    /// Job whose packets are sent next.
+    pub cursor_job: u64,
+    /// It is in its connection's round of responders.
+    pub in_round: bool,
+    /// The receive limit last told to the peer.
+    pub told_limit: u32,
+    /// The peer was refused for lack of a receive: posting one is news.
+    pub starved: bool,
+    /// A CREDIT frame is due.
+    pub credit_due: bool,
+}
+
+impl RxStream {
+    /// Forgets the stream (QP to RESET); its id becomes history.
+    pub fn reset(&mut self) {
+        let floor = self.life.map(|life| (self.peer, life)).or(self.floor);
+        *self = RxStream { floor, epoch: self.epoch.wrapping_add(1), ..RxStream::default() };
+    }
+    /// The message's entry, made if it is within the window.
+    pub fn entry(&mut self, msn: u64) -> Option<&mut RxMsg> {
+        let at = msn.checked_sub(self.next_msn)? as usize;
+        if at >= usize::from(limits::MESSAGE_WINDOW) {
+            return None;
+        }
+        while self.msgs.len() <= at {
+            self.msgs.push_back(RxMsg::EMPTY);
+        }
+        self.msgs.get_mut(at)
+    }
+    /// A response job by number.
+    pub fn job_mut(&mut self, number: u64) -> Option<&mut RespJob> {
+        self.jobs.get_mut(usize::try_from(number.checked_sub(self.base_job)?).ok()?)
+    }
+    /// Drops finished jobs from the front.
+    pub fn retire_jobs(&mut self) {
+        while self.jobs.front().is_some_and(|j| j.done) {
+            self.jobs.pop_front();
+            self.base_job += 1;
+        }
+        self.cursor_job = self.cursor_job.max(self.base_job);
+    }
+}
