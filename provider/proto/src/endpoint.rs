@@ -2,17 +2,16 @@
 
 use crate::burst::TxBurst;
 use crate::config::{Config, limits};
-use crate::connection::{Conn, ConnState, completer, requester, responder, response};
+use crate::connection::{Conn, ConnState, completer, requester};
+use crate::intake;
 use crate::memory::Memory;
 use crate::mr::MrTable;
-use crate::parts::{self, Parts};
+use crate::parts::Parts;
 use crate::path::TxFrame;
-use crate::path::rx_window::Arrival;
-use crate::qp::{Qp, RecvQueue, Srq};
 use crate::stats::{EndpointStats, PathStats};
 use crate::tables::{QpTable, SrqTable, Timer, Timers};
 use crate::types::*;
-use crate::wire::{self, Frame, Frames, HEADER_BYTES, Header, PacketType};
+use crate::wire::{HEADER_BYTES, Header, PacketType};
 use std::collections::VecDeque;
 
 /// All protocol state of one process (one slot). Owned by the driver behind one lock.
@@ -26,24 +25,24 @@ pub struct Endpoint {
     pub(crate) config: Config,
     pub(crate) conns: Vec<Option<Box<Conn>>>,
     pub(crate) qps: QpTable,
-    srqs: SrqTable,
-    mrs: MrTable,
+    pub(crate) srqs: SrqTable,
+    pub(crate) mrs: MrTable,
     pub(crate) timers: Timers,
     pub(crate) active: VecDeque<u32>,
     /// Small answers that need no connection: RESET and CLOSE_ACK.
     pub(crate) strays: VecDeque<crate::peers::Stray>,
     pub(crate) strays_since: (Nanos, u32),
-    acked: Vec<TxFrame>,
-    unsent: Vec<TxFrame>,
+    pub(crate) acked: Vec<TxFrame>,
+    pub(crate) unsent: Vec<TxFrame>,
     pub(crate) stats: EndpointStats,
-    path_stats: Vec<PathStats>,
-    senders: u32,
-    senders_at: Nanos,
+    pub(crate) path_stats: Vec<PathStats>,
+    pub(crate) senders: u32,
+    pub(crate) senders_at: Nanos,
     pub(crate) rng: u64,
     pub(crate) next_life: u32,
 }
 
-/// Borrows everything but the connections.
+/// Borrows everything but the connections: `parts!(endpoint, now, sink)`.
 macro_rules! parts {
     ($self:ident, $now:expr, $sink:expr) => {
         Parts {
@@ -63,6 +62,8 @@ macro_rules! parts {
         }
     };
 }
+
+pub(crate) use parts;
 
 impl Endpoint {
     /// A fresh endpoint.
@@ -89,228 +90,6 @@ impl Endpoint {
             config,
         }
     }
-    /// Registers `len` bytes at `va`, reachable as `iova..iova + len`; gives the key (lkey == rkey), unpredictable
-    /// and not soon reused.
-    pub fn register_mr(
-        &mut self,
-        pd: u32,
-        va: u64,
-        iova: u64,
-        len: u64,
-        access: u32,
-    ) -> Result<u32, Refused> {
-        self.mrs.add(pd, va, iova, len, access)
-    }
-    /// Kills a key; when it returns no byte passes any more.
-    pub fn deregister_mr(&mut self, key: u32) -> Result<(), Refused> {
-        self.mrs.remove(key)
-    }
-    /// Makes a shared receive queue.
-    pub fn create_srq(&mut self, pd: u32, max_wr: u32) -> Result<SrqId, Refused> {
-        Ok(self.srqs.insert(Srq { pd, max_wr, limit: 0, users: 0, queue: RecvQueue::default() }))
-    }
-    /// Changes depth and limit (0 disarms) of an SRQ.
-    pub fn modify_srq(&mut self, srq: SrqId, max_wr: Option<u32>, limit: Option<u32>) -> Result<(), Refused> {
-        let srq = self.srqs.get_mut(srq).ok_or(Refused::NotFound)?;
-        if max_wr.is_some_and(|m| (m as usize) < srq.queue.len()) {
-            return Err(Refused::Invalid);
-        }
-        let depth = max_wr.unwrap_or(srq.max_wr);
-        if limit.is_some_and(|l| l > depth) {
-            return Err(Refused::Invalid);
-        }
-        srq.max_wr = depth;
-        srq.limit = limit.unwrap_or(srq.limit);
-        Ok(())
-    }
-    /// The armed limit of an SRQ (0: none).
-    pub fn srq_limit(&self, srq: SrqId) -> Result<u32, Refused> {
-        self.srqs.get(srq).map(|s| s.limit).ok_or(Refused::NotFound)
-    }
-    /// Destroys an SRQ that no QP uses (else Busy).
-    pub fn destroy_srq(&mut self, srq: SrqId) -> Result<(), Refused> {
-        self.srqs.remove(srq)
-    }
-    /// Makes a QP in RESET.
-    pub fn create_qp(&mut self, init: &QpInit) -> Result<Qpn, Refused> {
-        if init.qp_type != QpType::Rc {
-            return Err(Refused::Unsupported);
-        }
-        if let Some(id) = init.srq {
-            self.srqs.get_mut(id).ok_or(Refused::NotFound)?.users += 1;
-        }
-        let index = self.qps.claim().ok_or(Refused::Full)?;
-        let qpn = Qpn::new(self.config.slot, index);
-        self.qps.insert(index, Qp::new(qpn, *init));
-        Ok(qpn)
-    }
-    /// Current state (the core moves a QP to ERR, SQE or from SQD-draining by itself).
-    pub fn qp_state(&self, qpn: Qpn) -> Option<QpState> {
-        self.qps.peek(qpn).map(|q| q.state)
-    }
-    /// Changes attributes and state. Flushes go to `sink`.
-    pub fn modify_qp(
-        &mut self,
-        now: Nanos,
-        qpn: Qpn,
-        change: &QpModify,
-        sink: &mut impl Sink,
-    ) -> Result<(), Refused> {
-        let qp = self.qps.get(qpn).ok_or(Refused::NotFound)?;
-        let was = qp.state;
-        let to = change.state.unwrap_or(was);
-        let a = &mut qp.attrs;
-        a.access = change.access.unwrap_or(a.access);
-        a.dest_qpn = change.dest_qpn.unwrap_or(a.dest_qpn);
-        a.remote = change.remote.or(a.remote);
-        a.timeout = change.timeout.unwrap_or(a.timeout);
-        a.retry_cnt = change.retry_cnt.unwrap_or(a.retry_cnt);
-        a.rnr_retry = change.rnr_retry.unwrap_or(a.rnr_retry);
-        a.min_rnr_timer = change.min_rnr_timer.unwrap_or(a.min_rnr_timer);
-        a.max_rd_atomic = change.max_rd_atomic.unwrap_or(a.max_rd_atomic);
-        a.max_dest_rd_atomic = change.max_dest_rd_atomic.unwrap_or(a.max_dest_rd_atomic);
-        match to {
-            QpState::Reset => self.reset_qp(now, qpn),
-            QpState::Err => {
-                let mut p = parts!(self, now, sink);
-                p.enter_error(qpn.index() as u16);
-            }
-            QpState::Rtr if was == QpState::Init => {
-                let remote = self.qps.get(qpn).and_then(|q| q.attrs.remote).ok_or(Refused::Invalid)?;
-                self.attach(now, qpn, remote)?;
-                self.set_state(qpn, to);
-            }
-            QpState::Rts if was == QpState::Rtr => {
-                let life = self.next_life;
-                self.next_life = self.next_life.wrapping_add(1);
-                if let Some(qp) = self.qps.get(qpn) {
-                    qp.tx.life = life;
-                }
-                self.set_state(qpn, to);
-            }
-            QpState::Rts => {
-                if let Some(qp) = self.qps.get(qpn) {
-                    qp.tx.drained = false;
-                }
-                self.set_state(qpn, to);
-                self.wake(now, qpn, sink);
-            }
-            QpState::Sqd => {
-                self.set_state(qpn, to);
-                let Some(qp) = self.qps.get(qpn) else { return Ok(()) };
-                if !qp.tx.outstanding_sent() && !std::mem::replace(&mut qp.tx.drained, true) {
-                    sink.event(Event::SqDrained(qpn));
-                }
-            }
-            _ => self.set_state(qpn, to),
-        }
-        Ok(())
-    }
-
-    fn set_state(&mut self, qpn: Qpn, state: QpState) {
-        if let Some(qp) = self.qps.get(qpn) {
-            qp.state = state;
-        }
-    }
-
-    /// RESET: both streams end, what is queued is dropped without completions.
-    fn reset_qp(&mut self, now: Nanos, qpn: Qpn) {
-        let Some(qp) = self.qps.get(qpn) else { return };
-        let conn = qp.tx.conn.take();
-        qp.state = QpState::Reset;
-        let unanswered = qp.rx.jobs.front().map(|j| (j.msn, j.attempt));
-        let (rx_conn, life, src) = (qp.rx.conn, qp.rx.life, qp.attrs.dest_qpn);
-        qp.tx = Default::default();
-        qp.rx.reset();
-        qp.rq = RecvQueue::default();
-        // Whoever waits for the answer of a Read must hear that none will come.
-        if let (Some((msn, attempt)), Some(rx_conn), Some(life)) = (unanswered, rx_conn, life)
-            && let Some(conn) = self.conn_mut(rx_conn)
-        {
-            let refuse = wire::Refuse {
-                code: wire::RefuseCode::NotReady,
-                attempt,
-                qpn: src,
-                life,
-                number: msn as u32,
-                timer: 0,
-            };
-            responder::refuse(conn, qpn, refuse);
-        }
-        for index in [conn, rx_conn].into_iter().flatten() {
-            self.flush_acks_of(now, index);
-        }
-        if let Some(conn) = conn.and_then(|i| self.conn_mut(i)) {
-            conn.users = conn.users.saturating_sub(1);
-        }
-    }
-
-    /// Destroys a QP; nothing of it completes afterwards. Owed acknowledgements leave with the next bursts.
-    pub fn destroy_qp(&mut self, now: Nanos, qpn: Qpn) -> Result<(), Refused> {
-        self.qps.get(qpn).ok_or(Refused::NotFound)?;
-        self.reset_qp(now, qpn);
-        let qp = self.qps.remove(qpn).ok_or(Refused::NotFound)?;
-        if let Some(srq) = qp.init.srq.and_then(|s| self.srqs.get_mut(s)) {
-            srq.users -= 1;
-        }
-        Ok(())
-    }
-    /// Takes posted sends over; the batch is emptied. The caller guarantees the queue's depth.
-    pub fn post_sends(&mut self, now: Nanos, qpn: Qpn, batch: &mut SendBatch, sink: &mut impl Sink) {
-        let Some(qp) = self.qps.get(qpn) else {
-            batch.wqes.clear();
-            batch.sges.clear();
-            batch.inline.clear();
-            return;
-        };
-        if qp.tx.sq.is_empty() {
-            qp.tx.stalled_since = now;
-        }
-        let mut recv_index = qp.tx.post_recv_index;
-        qp.tx.sq.push_batch(batch, &mut recv_index);
-        qp.tx.post_recv_index = recv_index;
-        if qp.state == QpState::Err {
-            return parts::flush(qp, sink);
-        }
-        self.wake(now, qpn, sink);
-    }
-    /// Takes posted receives over; the batch is emptied.
-    pub fn post_recvs(&mut self, now: Nanos, qpn: Qpn, batch: &mut RecvBatch, sink: &mut impl Sink) {
-        let Some(qp) = self.qps.get(qpn) else {
-            batch.wqes.clear();
-            batch.sges.clear();
-            return;
-        };
-        qp.rq.push_batch(batch);
-        if qp.state == QpState::Err {
-            return parts::flush(qp, sink);
-        }
-        // A sender that was refused, or has used up what it was told, waits for this.
-        let starving = qp.rx.starved || qp.rx.told_limit == qp.rq.base();
-        let conn = qp.rx.conn.filter(|_| qp.rx.life.is_some() && starving);
-        if let Some(mut conn) = conn.and_then(|i| self.conns.get_mut(i as usize)?.take()) {
-            if let Some(qp) = self.qps.get(qpn) {
-                qp.rx.starved = false;
-                conn.enqueue_credit(qp);
-                conn.ack.now = true;
-            }
-            let mut p = parts!(self, now, sink);
-            p.activate(&mut conn);
-            self.put(conn);
-        }
-    }
-    /// Takes receives posted to an SRQ over; the batch is emptied.
-    pub fn post_srq_recvs(&mut self, now: Nanos, srq: SrqId, batch: &mut RecvBatch, sink: &mut impl Sink) {
-        let _ = (now, sink);
-        match self.srqs.get_mut(srq) {
-            Some(srq) => srq.queue.push_batch(batch),
-            None => {
-                batch.wqes.clear();
-                batch.sges.clear();
-            }
-        }
-    }
-
     /// A received datagram.
     pub fn on_datagram(
         &mut self,
@@ -340,7 +119,7 @@ impl Endpoint {
             return self.put(conn);
         }
         let mut p = parts!(self, now, sink);
-        let closed = take_packet(&mut p, &mut conn, meta, &header, bytes, mem);
+        let closed = intake::take_packet(&mut p, &mut conn, meta, &header, bytes, mem);
         p.activate(&mut conn);
         p.arm_conn(&mut conn);
         if closed {
@@ -517,7 +296,7 @@ impl Endpoint {
     }
     /// Every peer has confirmed the CLOSE (or there is none).
     pub fn closed(&self) -> bool {
-        !self.conns.iter().flatten().any(|c| c.state == ConnState::Closing)
+        !self.each_conn().any(|c| c.state == ConnState::Closing)
     }
     /// Acknowledgements wait for a packet to ride on; `poll_burst` after this sends them at once.
     pub fn flush_acks(&mut self) {
@@ -527,10 +306,10 @@ impl Endpoint {
     }
     /// Counters of the endpoint.
     pub fn stats(&self) -> EndpointStats {
-        let alive = |c: &&Box<Conn>| !matches!(c.state, ConnState::Dead | ConnState::Alias(_));
+        let alive = |c: &&Conn| !matches!(c.state, ConnState::Dead | ConnState::Alias(_));
         EndpointStats {
-            connections: self.conns.iter().flatten().filter(alive).count() as u64,
-            transport_bytes: self.conns.iter().flatten().filter(alive).map(|c| c.bytes() as u64).sum(),
+            connections: self.each_conn().filter(alive).count() as u64,
+            transport_bytes: self.each_conn().filter(alive).map(|c| c.bytes() as u64).sum(),
             ..self.stats
         }
     }
@@ -538,7 +317,7 @@ impl Endpoint {
     pub fn path_stats(&self, out: &mut Vec<PathStats>) {
         out.clear();
         out.extend_from_slice(&self.path_stats);
-        for conn in self.conns.iter().flatten() {
+        for conn in self.each_conn() {
             for (i, path) in conn.paths.iter().enumerate() {
                 let per_plane = usize::from(self.config.paths_per_plane);
                 let planes = (conn.paths.len() / per_plane).max(1);
@@ -551,6 +330,9 @@ impl Endpoint {
         }
     }
 
+    pub(crate) fn each_conn(&self) -> impl DoubleEndedIterator<Item = &Conn> {
+        self.conns.iter().flatten().map(Box::as_ref)
+    }
     pub(crate) fn conn_mut(&mut self, index: u32) -> Option<&mut Conn> {
         self.conns.get_mut(index as usize)?.as_deref_mut()
     }
@@ -572,7 +354,7 @@ impl Endpoint {
             }
         }
     }
-    fn flush_acks_of(&mut self, now: Nanos, index: u32) {
+    pub(crate) fn flush_acks_of(&mut self, now: Nanos, index: u32) {
         let Some(conn) = self.conn_mut(index) else { return };
         let owes = conn.ack.deadline.is_some()
             || conn.rx_paths.iter().any(|r| r.untold)
@@ -613,93 +395,7 @@ impl Endpoint {
             return;
         }
         self.senders_at = now;
-        let active = |c: &&Box<Conn>| c.last_data + limits::SENDER_ACTIVE_NS > now && c.last_data > 0;
-        self.senders = self.conns.iter().flatten().filter(active).count() as u32;
+        let active = |c: &&Conn| c.last_data + limits::SENDER_ACTIVE_NS > now && c.last_data > 0;
+        self.senders = self.each_conn().filter(active).count() as u32;
     }
-}
-
-/// Takes a Data or Control packet in; true if the peer closed the connection.
-fn take_packet<S: Sink>(
-    p: &mut Parts<'_, S>,
-    conn: &mut Conn,
-    meta: &RxMeta,
-    header: &Header,
-    bytes: &[u8],
-    mem: &mut impl Memory,
-) -> bool {
-    conn.last_heard = p.now;
-    conn.establish(p.now);
-    let data = header.kind == PacketType::Data;
-    let path = usize::from(header.path);
-    let ce = meta.ecn == 3;
-    let arrival =
-        if data { conn.rx_paths.get(path).map(|r| r.classify(header.generation, header.psn)) } else { None };
-    count_rx(p, path, bytes.len(), data, ce, arrival.flatten());
-    match arrival {
-        // A path we were not told of, or an earlier generation of one.
-        Some(None) => return false,
-        None if data => return false,
-        Some(Some(Arrival::Duplicate)) => {
-            conn.rx_paths[path].untold = true;
-            conn.ack.now = true;
-            return false;
-        }
-        _ => {}
-    }
-    let (mut received, mut closed) = (true, false);
-    let mut frames = Frames::new(&bytes[HEADER_BYTES..]);
-    for frame in frames.by_ref() {
-        match frame {
-            Frame::Request(f) => received &= responder::on_request(p, conn, &f, mem),
-            Frame::Response(f) => received &= response::on_response(p, conn, &f, mem),
-            Frame::Void(f) => received &= responder::on_void(conn, &f),
-            Frame::Ack(f) => completer::on_ack(p, conn, &f),
-            Frame::Refuse(f) => completer::on_refuse(p, conn, &f),
-            Frame::Credit { qpn, life, limit } => completer::on_credit(p, conn, qpn, life, limit),
-            Frame::Hint { budget, .. } => conn.budget = budget.max(limits::BUDGET_MIN),
-            Frame::Close => closed = true,
-            Frame::CloseAck => {
-                if conn.state == ConnState::Closing {
-                    conn.abandon();
-                    return false;
-                }
-            }
-            Frame::Ping => conn.ack.now = true,
-        }
-    }
-    if frames.broken {
-        p.stats.rx_malformed += 1;
-        return false;
-    }
-    if data && received {
-        let ancient = arrival == Some(Some(Arrival::Ancient));
-        if !ancient {
-            conn.rx_paths[path].record(p.now, header.generation, header.psn, ce);
-        }
-        conn.last_data = p.now;
-        conn.ack.packets += 1;
-        let gap = arrival == Some(Some(Arrival::InOrder { gap: true }));
-        let asked = header.flags & wire::FLAG_ACK_REQUEST != 0;
-        conn.ack.now |= gap || asked || ancient || conn.ack.packets >= limits::ACK_EVERY;
-        conn.owe_ack(p.now);
-    }
-    closed
-}
-
-fn count_rx<S: Sink>(
-    p: &mut Parts<'_, S>,
-    path: usize,
-    bytes: usize,
-    data: bool,
-    ce: bool,
-    arrival: Option<Arrival>,
-) {
-    let slots = p.path_stats.len().max(1);
-    let Some(s) = p.path_stats.get_mut(path % slots) else { return };
-    s.rx_packets += 1;
-    s.rx_bytes += bytes as u64;
-    s.rx_data_packets += u64::from(data);
-    s.rx_ce += u64::from(ce);
-    s.rx_duplicates += u64::from(arrival == Some(Arrival::Duplicate));
-    s.rx_reordered += u64::from(matches!(arrival, Some(Arrival::Late | Arrival::Ancient)));
 }

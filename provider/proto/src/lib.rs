@@ -9,7 +9,9 @@
 pub mod burst;
 pub mod config;
 mod connection;
+mod control;
 pub mod endpoint;
+mod intake;
 pub mod memory;
 mod mr;
 mod parts;

@@ -50,14 +50,14 @@ impl Endpoint {
     }
 
     fn find_or_make(&mut self, ip: IpAddr, slot: u16) -> Result<u32, Refused> {
-        let live = |c: &&Box<Conn>| {
+        let live = |c: &&Conn| {
             matches!(c.state, ConnState::Connecting | ConnState::Established)
                 && !c.self_accepting
                 && c.peer_slot == slot
                 && c.peer_ips.contains(&ip)
         };
         // The newest one: an older one may belong to a former process on that slot.
-        if let Some(conn) = self.conns.iter().flatten().rev().find(live) {
+        if let Some(conn) = self.each_conn().rev().find(live) {
             return Ok(conn.index);
         }
         self.make(ip, slot)
@@ -191,13 +191,12 @@ impl Endpoint {
         if hello.incarnation == self.config.incarnation {
             return self.accepting_end(src, slot, hello);
         }
-        let alive = |c: &&Box<Conn>| !matches!(c.state, ConnState::Dead | ConnState::Alias(_));
-        let known =
-            self.conns.iter().flatten().filter(alive).find(|c| c.peer_incarnation == hello.incarnation);
+        let alive = |c: &&Conn| !matches!(c.state, ConnState::Dead | ConnState::Alias(_));
+        let known = self.each_conn().filter(alive).find(|c| c.peer_incarnation == hello.incarnation);
         if let Some(conn) = known {
             return Some(conn.index);
         }
-        let expected = self.conns.iter().flatten().filter(alive).find(|c| {
+        let expected = self.each_conn().filter(alive).find(|c| {
             c.peer_incarnation == 0 && c.peer_slot == slot && c.peer_ips.contains(&src) && !c.self_accepting
         });
         match expected {
@@ -230,7 +229,7 @@ impl Endpoint {
         if this.peer_incarnation != 0 {
             return None;
         }
-        let other = self.conns.iter().flatten().find(|c| {
+        let other = self.each_conn().find(|c| {
             c.index != index
                 && c.peer_incarnation == hello.incarnation
                 && !matches!(c.state, ConnState::Dead | ConnState::Alias(_))
@@ -263,7 +262,7 @@ impl Endpoint {
     fn retire_predecessors(&mut self, now: Nanos, index: u32, sink: &mut impl Sink) {
         let Some(conn) = self.conns.get(index as usize).and_then(Option::as_ref) else { return };
         let (slot, ips, incarnation) = (conn.peer_slot, conn.peer_ips.clone(), conn.peer_incarnation);
-        let former = |c: &&Box<Conn>| {
+        let former = |c: &&Conn| {
             c.index != index
                 && c.peer_slot == slot
                 && ips.contains(&c.peer_ip)
@@ -271,7 +270,7 @@ impl Endpoint {
                 && c.peer_incarnation != incarnation
                 && matches!(c.state, ConnState::Established | ConnState::Connecting)
         };
-        let former: Vec<u32> = self.conns.iter().flatten().filter(former).map(|c| c.index).collect();
+        let former: Vec<u32> = self.each_conn().filter(former).map(|c| c.index).collect();
         for old in former {
             self.kill(now, old, sink);
         }
@@ -294,8 +293,9 @@ impl Endpoint {
     /// A RESET: the peer does not know an id we used.
     pub(crate) fn on_reset(&mut self, now: Nanos, meta: &RxMeta, header: &Header, sink: &mut impl Sink) {
         let src = meta.src.ip();
-        let ours = |c: &&Box<Conn>| c.usable() && c.peer_cid == header.dcid && c.peer_ips.contains(&src);
-        if let Some(index) = self.conns.iter().flatten().find(ours).map(|c| c.index) {
+        let ours = |c: &&Conn| c.usable() && c.peer_cid == header.dcid && c.peer_ips.contains(&src);
+        let index = self.each_conn().find(ours).map(|c| c.index);
+        if let Some(index) = index {
             self.kill(now, index, sink);
         }
     }

@@ -1,10 +1,11 @@
 //! A connection: everything shared by the streams between two endpoints.
 //!
-//! `handshake` makes it, `requester` fills bursts, `responder` takes requests in, `response` sends and takes their
+//! `handshake` makes it, `requester` fills bursts of packets that `packet` builds, `responder` takes requests in, `response` sends and takes their
 //! answers, `completer` digests acknowledgements.
 
 pub mod completer;
 pub mod handshake;
+pub mod packet;
 pub mod requester;
 pub mod responder;
 pub mod response;

@@ -2,22 +2,23 @@
 //!
 //! [`fill`] is the order of precedence: handshake, data (retransmissions, responses, requests), acknowledgements.
 
+use super::packet::build_packet;
 use super::{Conn, ConnState, REQUESTS, RESPONSES, Retransmit};
 use crate::burst::{Piece, TxBurst};
 use crate::config::limits;
 use crate::parts::Parts;
 use crate::path::{FrameKind, TxFrame, select};
-use crate::qp::{Qp, RespWork, Wqe};
+use crate::qp::{Qp, Wqe};
 use crate::seq::RangeState;
 use crate::types::*;
-use crate::wire::{self, Frame, HEADER_BYTES, Header, PacketType, Request, RespKind, Response, Void, frame};
+use crate::wire::{self, Frame, HEADER_BYTES, Header, PacketType, frame};
 
 /// Path number of bursts that belong to no path.
 pub const NO_PATH: u8 = 255;
 
 /// Something to put into a packet.
 #[derive(Debug, Clone, Copy)]
-enum Item {
+pub enum Item {
     /// Front of the retransmit queue.
     Again(Retransmit),
     /// Next part of a request: QP index.
@@ -30,12 +31,15 @@ enum Item {
 
 /// An item and the bytes its frame takes.
 #[derive(Debug, Clone, Copy)]
-struct Next {
-    item: Item,
-    header: u32,
-    len: u32,
+pub struct Next {
+    /// What.
+    pub item: Item,
+    /// Bytes of the frame's header.
+    pub header: u32,
+    /// Payload bytes.
+    pub len: u32,
     /// The frame ends its message and began it: further small messages may share the packet.
-    whole: bool,
+    pub whole: bool,
 }
 
 /// Fills `burst` with packets for one path; false if there is nothing to send now.
@@ -104,7 +108,7 @@ fn address_control<S: Sink>(p: &mut Parts<'_, S>, conn: &Conn, burst: &mut TxBur
     p.count_tx(slot, burst.total_bytes(), false, false);
 }
 
-fn header<S: Sink>(p: &Parts<'_, S>, conn: &Conn, kind: PacketType) -> Header {
+pub fn header<S: Sink>(p: &Parts<'_, S>, conn: &Conn, kind: PacketType) -> Header {
     Header {
         kind,
         flags: 0,
@@ -134,7 +138,7 @@ fn fill_control<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, burst: &mut TxBu
 }
 
 /// Bytes `write_acks` may need now.
-fn acks_bytes(conn: &Conn) -> usize {
+pub fn acks_bytes(conn: &Conn) -> usize {
     conn.refusals.len() * frame::REFUSE_BYTES
         + conn.rx_paths.iter().filter(|r| r.untold).count().min(limits::ACKS_PER_PACKET) * frame::ACK_BYTES
         + conn.credits.len().min(limits::CREDITS_PER_ACK) * frame::CREDIT_BYTES
@@ -142,7 +146,7 @@ fn acks_bytes(conn: &Conn) -> usize {
 }
 
 /// Refusals first: an acknowledgement must not be read before the refusal that qualifies it.
-fn write_acks<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, out: &mut Vec<u8>) {
+pub fn write_acks<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, out: &mut Vec<u8>) {
     for pending in &conn.refusals {
         Frame::Refuse(pending.refuse).write(out);
     }
@@ -172,7 +176,7 @@ fn write_acks<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, out: &mut Vec<u8>)
 }
 
 /// The next thing to send, without taking it. Skips and drops what has become void.
-fn peek<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn) -> Option<Next> {
+pub fn peek<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn) -> Option<Next> {
     while let Some(mut again) = conn.retransmits.front().copied() {
         let f = &mut again.frame;
         let space = match f.kind {
@@ -198,7 +202,7 @@ fn peek<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn) -> Option<Next> {
 }
 
 /// Header bytes of a frame to send again; turns it into a VOID when its message is no more.
-fn retransmit_header<S: Sink>(p: &mut Parts<'_, S>, f: &mut TxFrame) -> u32 {
+pub fn retransmit_header<S: Sink>(p: &mut Parts<'_, S>, f: &mut TxFrame) -> u32 {
     let qp = p.qps.at(f.qp);
     match f.kind {
         FrameKind::Request => {
@@ -371,381 +375,6 @@ fn choose_path(conn: &mut Conn, next: &Next, most: u32) -> Option<(usize, u32)> 
     let chosen = select::select(&mut conn.paths, &mut turn, most);
     conn.turn = turn;
     chosen
-}
-
-/// Builds one packet of at most `limit` bytes; gives its size, or nothing if the only item failed.
-fn build_packet<S: Sink>(
-    p: &mut Parts<'_, S>,
-    conn: &mut Conn,
-    burst: &mut TxBurst,
-    path: usize,
-    first: Next,
-    limit: u32,
-) -> Option<u32> {
-    let limit = limit.min(conn.segment);
-    let (start, pieces) = (burst.bytes.len(), burst.pieces.len());
-    let tx = &conn.paths[path];
-    let (psn, generation) = (tx.next_psn() as u32, tx.generation);
-    let mut head = header(p, conn, PacketType::Data);
-    (head.psn, head.path, head.generation) = (psn, path as u8, generation);
-    head.write(&mut burst.bytes);
-    let mut b = Builder { start: start as u32, size: HEADER_BYTES as u32, frames: 0, retransmit: false };
-    let mut next = first;
-    loop {
-        if !b.emit(p, conn, burst, path, next) && b.frames == 0 {
-            burst.bytes.truncate(start);
-            burst.pieces.truncate(pieces);
-            return None;
-        }
-        if !next.whole || b.frames >= limits::FRAMES_PER_PACKET {
-            break;
-        }
-        match peek(p, conn) {
-            Some(n) if n.whole && b.size + n.header + n.len <= limit => next = n,
-            _ => break,
-        }
-    }
-    let owed = conn.ack.now || conn.ack.deadline.is_some();
-    if owed && conn.refusals.is_empty() && b.size as usize + acks_bytes(conn) <= limit as usize {
-        write_acks(p, conn, &mut burst.bytes);
-    }
-    b.flush(burst);
-    burst.packets.push((burst.pieces.len() as u32, b.size));
-    let tx = &mut conn.paths[path];
-    tx.push_packet(p.now, b.frames, b.size as u16);
-    conn.in_flight_bytes += b.size;
-    let slot = p.path_slot(tx.plane, path, conn.paths.len());
-    p.count_tx(slot, b.size, true, b.retransmit);
-    Some(b.size)
-}
-
-/// A packet under construction.
-struct Builder {
-    /// First byte in `burst.bytes` not yet in a piece.
-    start: u32,
-    size: u32,
-    frames: u8,
-    retransmit: bool,
-}
-
-impl Builder {
-    /// Puts bytes written since the last flush into a piece.
-    fn flush(&mut self, burst: &mut TxBurst) {
-        let end = burst.bytes.len() as u32;
-        if end > self.start {
-            burst.pieces.push(Piece::Bytes { start: self.start, len: end - self.start });
-            self.start = end;
-        }
-        // Sizes are counted from pieces, so that header, frames and acknowledgements need no bookkeeping.
-        let first = burst.packets.last().map_or(0, |l| l.0 as usize);
-        self.size = burst.pieces[first..]
-            .iter()
-            .map(|x| match x {
-                Piece::Bytes { len, .. } | Piece::Memory { len, .. } => *len,
-            })
-            .sum();
-    }
-
-    /// Takes the item and appends its frame; false if it failed (its work request is in error now).
-    fn emit<S: Sink>(
-        &mut self,
-        p: &mut Parts<'_, S>,
-        conn: &mut Conn,
-        burst: &mut TxBurst,
-        path: usize,
-        next: Next,
-    ) -> bool {
-        let frame = match next.item {
-            Item::Again(again) => {
-                conn.retransmits.pop_front();
-                let mut f = again.frame;
-                retransmit_header(p, &mut f);
-                self.retransmit |= again.left;
-                if !self.emit_frame(p, conn, burst, &mut f) {
-                    // Its memory is gone: the numbers are filled, the message ends in error.
-                    if f.kind == FrameKind::Response {
-                        super::response::read_denied(p, conn, f.qp, f.msn);
-                        f.kind = FrameKind::VoidResponse;
-                    } else {
-                        f.kind = FrameKind::VoidRequest;
-                    }
-                    self.emit_frame(p, conn, burst, &mut f);
-                }
-                Some(f)
-            }
-            Item::Ping => {
-                conn.ping_due = false;
-                Frame::Ping.write(&mut burst.bytes);
-                let idle = TxFrame {
-                    kind: FrameKind::Ping,
-                    qp: 0,
-                    life: 0,
-                    msn: 0,
-                    offset: 0,
-                    len: 0,
-                    cpn: 0,
-                    units: 0,
-                    attempt: 0,
-                };
-                Some(idle)
-            }
-            Item::Request(index) => self.emit_request(p, conn, burst, index, next.len),
-            Item::Response(index) => self.emit_response(p, conn, burst, index, next.len),
-        };
-        self.flush(burst);
-        let Some(frame) = frame else { return false };
-        conn.paths[path].push_frame(frame);
-        self.frames += 1;
-        true
-    }
-
-    /// A new part of the request at the QP's cursor.
-    fn emit_request<S: Sink>(
-        &mut self,
-        p: &mut Parts<'_, S>,
-        conn: &mut Conn,
-        burst: &mut TxBurst,
-        index: u16,
-        len: u32,
-    ) -> Option<TxFrame> {
-        let qp = p.qps.at(index)?;
-        let (msn, offset, attempt) = (qp.tx.cursor_msn, qp.tx.cursor_offset, qp.tx.attempt);
-        if offset == 0 {
-            let wqe = qp.tx.sq.get_mut(msn)?;
-            wqe.attempt = attempt;
-            let rights = if wqe.wr.opcode.has_response() { access::LOCAL_WRITE } else { 0 };
-            let wqe = *wqe;
-            let pd = qp.init.pd;
-            let good =
-                qp.tx.sq.sges(&wqe).all(|s| {
-                    s.len == 0 || p.mrs.check(s.lkey, pd, s.addr, u64::from(s.len), rights).is_some()
-                });
-            if !good {
-                p.fail_local(conn, index, msn, WcStatus::LocProtErr);
-                return None;
-            }
-        }
-        let mut f = TxFrame {
-            kind: FrameKind::Request,
-            qp: index,
-            life: qp.tx.life,
-            msn,
-            offset,
-            len,
-            cpn: conn.next_cpn[REQUESTS],
-            units: len.div_ceil(conn.unit).max(1) as u16,
-            attempt,
-        };
-        if !self.emit_frame(p, conn, burst, &mut f) {
-            return None;
-        }
-        conn.next_cpn[REQUESTS] += u64::from(f.units);
-        let now = p.now;
-        let qp = p.qps.at(index)?;
-        let (response, length) = qp.tx.sq.get(msn).map(|w| (w.wr.opcode.has_response(), w.wr.length))?;
-        qp.tx.outstanding_reads += u32::from(response);
-        if msn == qp.tx.sq.base_msn() && offset == 0 && qp.tx.not_ready_tries == 0 {
-            qp.tx.stalled_since = now;
-        }
-        qp.tx.cursor_offset += len;
-        if response || qp.tx.cursor_offset == length {
-            qp.tx.cursor_msn += 1;
-            qp.tx.cursor_offset = 0;
-        }
-        p.arm_qp(index);
-        Some(f)
-    }
-
-    /// A new part of the response at the QP's job cursor.
-    fn emit_response<S: Sink>(
-        &mut self,
-        p: &mut Parts<'_, S>,
-        conn: &mut Conn,
-        burst: &mut TxBurst,
-        index: u16,
-        len: u32,
-    ) -> Option<TxFrame> {
-        let qp = p.qps.at(index)?;
-        let (cursor, life) = (qp.rx.cursor_job, qp.rx.epoch);
-        let job = qp.rx.job_mut(cursor)?;
-        let mut f = TxFrame {
-            kind: FrameKind::Response,
-            qp: index,
-            life,
-            msn: cursor,
-            offset: job.sent,
-            len,
-            cpn: conn.next_cpn[RESPONSES],
-            units: len.div_ceil(conn.unit).max(1) as u16,
-            attempt: job.attempt,
-        };
-        if !self.emit_frame(p, conn, burst, &mut f) {
-            super::response::read_denied(p, conn, index, cursor);
-            return None;
-        }
-        conn.next_cpn[RESPONSES] += u64::from(f.units);
-        let qp = p.qps.at(index)?;
-        let job = qp.rx.job_mut(cursor)?;
-        job.sent += len;
-        job.begun = true;
-        if job.sent == job.total {
-            qp.rx.cursor_job += 1;
-        }
-        Some(f)
-    }
-
-    /// Writes the frame and references its payload; false if the memory may not be read any more.
-    fn emit_frame<S: Sink>(
-        &mut self,
-        p: &mut Parts<'_, S>,
-        conn: &mut Conn,
-        burst: &mut TxBurst,
-        f: &mut TxFrame,
-    ) -> bool {
-        let (bytes, pieces, start) = (burst.bytes.len(), burst.pieces.len(), self.start);
-        let written = match f.kind {
-            FrameKind::Request => self.write_request(p, burst, f),
-            FrameKind::Response => self.write_response(p, burst, f),
-            FrameKind::VoidRequest | FrameKind::VoidResponse => {
-                write_void(p, burst, f);
-                Some(())
-            }
-            FrameKind::Ping => {
-                Frame::Ping.write(&mut burst.bytes);
-                Some(())
-            }
-        };
-        if written.is_none() {
-            burst.bytes.truncate(bytes);
-            burst.pieces.truncate(pieces);
-            self.start = start;
-            if f.kind == FrameKind::Request {
-                p.fail_local(conn, f.qp, f.msn, WcStatus::LocProtErr);
-            }
-        }
-        written.is_some()
-    }
-
-    fn write_request<S: Sink>(
-        &mut self,
-        p: &mut Parts<'_, S>,
-        burst: &mut TxBurst,
-        f: &TxFrame,
-    ) -> Option<()> {
-        let qp = p.qps.at(f.qp)?;
-        let wqe = qp.tx.sq.get(f.msn)?;
-        let wr = &wqe.wr;
-        let request = Request {
-            opcode: wr.opcode,
-            solicited: wr.flags & send_flags::SOLICITED != 0,
-            dst_qpn: qp.attrs.dest_qpn,
-            src_qpn: qp.qpn,
-            life: f.life,
-            cpn: f.cpn as u32,
-            units: f.units,
-            attempt: f.attempt,
-            msn: f.msn as u32,
-            total: wr.length,
-            offset: f.offset,
-            recv_index: wqe.recv_index,
-            raddr: wr.remote_addr,
-            rkey: wr.rkey,
-            imm: wr.imm,
-            compare_add: wr.compare_add,
-            swap: wr.swap,
-            payload: &[],
-        };
-        request.write_header(f.len as u16, &mut burst.bytes);
-        if wr.flags & send_flags::INLINE != 0 {
-            qp.tx.sq.copy_inline(wqe, f.offset, f.len, &mut burst.bytes);
-            return Some(());
-        }
-        if f.len == 0 {
-            return Some(());
-        }
-        self.flush(burst);
-        let pd = qp.init.pd;
-        slices(qp.tx.sq.sges(wqe), f.offset, f.len, |s| {
-            let (va, _) = p.mrs.check(s.lkey, pd, s.addr, u64::from(s.len), 0)?;
-            burst.pieces.push(Piece::Memory { va, len: s.len });
-            Some(())
-        })
-    }
-
-    fn write_response<S: Sink>(
-        &mut self,
-        p: &mut Parts<'_, S>,
-        burst: &mut TxBurst,
-        f: &TxFrame,
-    ) -> Option<()> {
-        let qp = p.qps.at(f.qp)?;
-        let (pd, qpn, life) = (qp.init.pd, qp.attrs.dest_qpn, qp.rx.life?);
-        let job = *qp.rx.job_mut(f.msn)?;
-        let kind = match job.work {
-            RespWork::Read { .. } => RespKind::Read,
-            RespWork::Atomic(_) => RespKind::Atomic,
-        };
-        let response = Response {
-            kind,
-            qpn,
-            life,
-            cpn: f.cpn as u32,
-            units: f.units,
-            attempt: job.attempt,
-            msn: job.msn as u32,
-            offset: f.offset,
-            total: job.total,
-            payload: &[],
-        };
-        response.write_header(f.len as u16, &mut burst.bytes);
-        match job.work {
-            RespWork::Atomic(old) => burst.bytes.extend_from_slice(&old.to_be_bytes()),
-            RespWork::Read { raddr, rkey } if f.len > 0 => {
-                self.flush(burst);
-                let addr = raddr.wrapping_add(u64::from(f.offset));
-                let (va, _) = p.mrs.check(rkey, pd, addr, u64::from(f.len), access::REMOTE_READ)?;
-                burst.pieces.push(Piece::Memory { va, len: f.len });
-            }
-            RespWork::Read { .. } => {}
-        }
-        Some(())
-    }
-}
-
-fn write_void<S: Sink>(p: &Parts<'_, S>, burst: &mut TxBurst, f: &TxFrame) {
-    let void = Void {
-        response: f.kind == FrameKind::VoidResponse,
-        cpn: f.cpn as u32,
-        units: f.units,
-        src_qpn: Qpn::new(p.config.slot, u32::from(f.qp)),
-        life: f.life,
-        attempt: f.attempt,
-    };
-    Frame::Void(void).write(&mut burst.bytes);
-}
-
-/// Calls `f` for the parts of `sges` that make up `offset..offset + len`.
-pub fn slices(
-    sges: impl Iterator<Item = Sge>,
-    offset: u32,
-    len: u32,
-    mut f: impl FnMut(Sge) -> Option<()>,
-) -> Option<()> {
-    let (mut skip, mut left) = (offset, len);
-    for sge in sges {
-        if left == 0 {
-            break;
-        }
-        if skip >= sge.len {
-            skip -= sge.len;
-            continue;
-        }
-        let take = (sge.len - skip).min(left);
-        f(Sge { addr: sge.addr.wrapping_add(u64::from(skip)), len: take, lkey: sge.lkey })?;
-        skip = 0;
-        left -= take;
-    }
-    (left == 0).then_some(())
 }
 
 /// The memory of this frame's request cannot be read (EFAULT): its message ends in error.

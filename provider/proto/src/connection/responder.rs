@@ -1,6 +1,6 @@
 //! Taking requests in: one visible list of checks in fixed order ([`on_request`]), placement, and what completes.
 
-use super::requester::slices;
+use super::packet::slices;
 use super::{Conn, PendingRefusal, REQUESTS, response};
 use crate::config::limits;
 use crate::memory::Memory;
@@ -210,7 +210,7 @@ fn operation_allowed(qp: &Qp, f: &Request<'_>) -> Result<(), Denied> {
     if f.opcode.has_response() && qp.attrs.max_dest_rd_atomic == 0 {
         return invalid;
     }
-    if needed == access::REMOTE_ATOMIC && f.raddr % 8 != 0 {
+    if needed == access::REMOTE_ATOMIC && !f.raddr.is_multiple_of(8) {
         return invalid;
     }
     Ok(())

@@ -1,6 +1,6 @@
 //! Responses: executing Reads and atomics at the responder, placing their answers at the requester.
 
-use super::requester::slices;
+use super::packet::slices;
 use super::{Conn, RESPONSES};
 use crate::memory::Memory;
 use crate::parts::Parts;

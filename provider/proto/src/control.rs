@@ -1,0 +1,232 @@
+//! The endpoint's control calls: memory regions, shared receive queues, queue pairs and their states, posting.
+
+use crate::connection::responder;
+use crate::endpoint::{Endpoint, parts};
+use crate::parts::{self, Parts};
+use crate::qp::{Qp, RecvQueue, Srq};
+use crate::types::*;
+use crate::wire;
+
+impl Endpoint {
+    /// Registers `len` bytes at `va`, reachable as `iova..iova + len`; gives the key (lkey == rkey), unpredictable
+    /// and not soon reused.
+    pub fn register_mr(
+        &mut self,
+        pd: u32,
+        va: u64,
+        iova: u64,
+        len: u64,
+        access: u32,
+    ) -> Result<u32, Refused> {
+        self.mrs.add(pd, va, iova, len, access)
+    }
+    /// Kills a key; when it returns no byte passes any more.
+    pub fn deregister_mr(&mut self, key: u32) -> Result<(), Refused> {
+        self.mrs.remove(key)
+    }
+    /// Makes a shared receive queue.
+    pub fn create_srq(&mut self, pd: u32, max_wr: u32) -> Result<SrqId, Refused> {
+        Ok(self.srqs.insert(Srq { pd, max_wr, limit: 0, users: 0, queue: RecvQueue::default() }))
+    }
+    /// Changes depth and limit (0 disarms) of an SRQ.
+    pub fn modify_srq(&mut self, srq: SrqId, max_wr: Option<u32>, limit: Option<u32>) -> Result<(), Refused> {
+        let srq = self.srqs.get_mut(srq).ok_or(Refused::NotFound)?;
+        if max_wr.is_some_and(|m| (m as usize) < srq.queue.len()) {
+            return Err(Refused::Invalid);
+        }
+        let depth = max_wr.unwrap_or(srq.max_wr);
+        if limit.is_some_and(|l| l > depth) {
+            return Err(Refused::Invalid);
+        }
+        srq.max_wr = depth;
+        srq.limit = limit.unwrap_or(srq.limit);
+        Ok(())
+    }
+    /// The armed limit of an SRQ (0: none).
+    pub fn srq_limit(&self, srq: SrqId) -> Result<u32, Refused> {
+        self.srqs.get(srq).map(|s| s.limit).ok_or(Refused::NotFound)
+    }
+    /// Destroys an SRQ that no QP uses (else Busy).
+    pub fn destroy_srq(&mut self, srq: SrqId) -> Result<(), Refused> {
+        self.srqs.remove(srq)
+    }
+    /// Makes a QP in RESET.
+    pub fn create_qp(&mut self, init: &QpInit) -> Result<Qpn, Refused> {
+        if init.qp_type != QpType::Rc {
+            return Err(Refused::Unsupported);
+        }
+        if let Some(id) = init.srq {
+            self.srqs.get_mut(id).ok_or(Refused::NotFound)?.users += 1;
+        }
+        let index = self.qps.claim().ok_or(Refused::Full)?;
+        let qpn = Qpn::new(self.config.slot, index);
+        self.qps.insert(index, Qp::new(qpn, *init));
+        Ok(qpn)
+    }
+    /// Current state (the core moves a QP to ERR, SQE or from SQD-draining by itself).
+    pub fn qp_state(&self, qpn: Qpn) -> Option<QpState> {
+        self.qps.peek(qpn).map(|q| q.state)
+    }
+    /// Changes attributes and state. Flushes go to `sink`.
+    pub fn modify_qp(
+        &mut self,
+        now: Nanos,
+        qpn: Qpn,
+        change: &QpModify,
+        sink: &mut impl Sink,
+    ) -> Result<(), Refused> {
+        let qp = self.qps.get(qpn).ok_or(Refused::NotFound)?;
+        let was = qp.state;
+        let to = change.state.unwrap_or(was);
+        let a = &mut qp.attrs;
+        a.access = change.access.unwrap_or(a.access);
+        a.dest_qpn = change.dest_qpn.unwrap_or(a.dest_qpn);
+        a.remote = change.remote.or(a.remote);
+        a.timeout = change.timeout.unwrap_or(a.timeout);
+        a.retry_cnt = change.retry_cnt.unwrap_or(a.retry_cnt);
+        a.rnr_retry = change.rnr_retry.unwrap_or(a.rnr_retry);
+        a.min_rnr_timer = change.min_rnr_timer.unwrap_or(a.min_rnr_timer);
+        a.max_rd_atomic = change.max_rd_atomic.unwrap_or(a.max_rd_atomic);
+        a.max_dest_rd_atomic = change.max_dest_rd_atomic.unwrap_or(a.max_dest_rd_atomic);
+        match to {
+            QpState::Reset => self.reset_qp(now, qpn),
+            QpState::Err => {
+                let mut p = parts!(self, now, sink);
+                p.enter_error(qpn.index() as u16);
+            }
+            QpState::Rtr if was == QpState::Init => {
+                let remote = self.qps.get(qpn).and_then(|q| q.attrs.remote).ok_or(Refused::Invalid)?;
+                self.attach(now, qpn, remote)?;
+                self.set_state(qpn, to);
+            }
+            QpState::Rts if was == QpState::Rtr => {
+                let life = self.next_life;
+                self.next_life = self.next_life.wrapping_add(1);
+                if let Some(qp) = self.qps.get(qpn) {
+                    qp.tx.life = life;
+                }
+                self.set_state(qpn, to);
+            }
+            QpState::Rts => {
+                if let Some(qp) = self.qps.get(qpn) {
+                    qp.tx.drained = false;
+                }
+                self.set_state(qpn, to);
+                self.wake(now, qpn, sink);
+            }
+            QpState::Sqd => {
+                self.set_state(qpn, to);
+                let Some(qp) = self.qps.get(qpn) else { return Ok(()) };
+                if !qp.tx.outstanding_sent() && !std::mem::replace(&mut qp.tx.drained, true) {
+                    sink.event(Event::SqDrained(qpn));
+                }
+            }
+            _ => self.set_state(qpn, to),
+        }
+        Ok(())
+    }
+
+    fn set_state(&mut self, qpn: Qpn, state: QpState) {
+        if let Some(qp) = self.qps.get(qpn) {
+            qp.state = state;
+        }
+    }
+
+    /// RESET: both streams end, what is queued is dropped without completions.
+    fn reset_qp(&mut self, now: Nanos, qpn: Qpn) {
+        let Some(qp) = self.qps.get(qpn) else { return };
+        let conn = qp.tx.conn.take();
+        qp.state = QpState::Reset;
+        let unanswered = qp.rx.jobs.front().map(|j| (j.msn, j.attempt));
+        let (rx_conn, life, src) = (qp.rx.conn, qp.rx.life, qp.attrs.dest_qpn);
+        qp.tx = Default::default();
+        qp.rx.reset();
+        qp.rq = RecvQueue::default();
+        // Whoever waits for the answer of a Read must hear that none will come.
+        if let (Some((msn, attempt)), Some(rx_conn), Some(life)) = (unanswered, rx_conn, life)
+            && let Some(conn) = self.conn_mut(rx_conn)
+        {
+            let refuse = wire::Refuse {
+                code: wire::RefuseCode::NotReady,
+                attempt,
+                qpn: src,
+                life,
+                number: msn as u32,
+                timer: 0,
+            };
+            responder::refuse(conn, qpn, refuse);
+        }
+        for index in [conn, rx_conn].into_iter().flatten() {
+            self.flush_acks_of(now, index);
+        }
+        if let Some(conn) = conn.and_then(|i| self.conn_mut(i)) {
+            conn.users = conn.users.saturating_sub(1);
+        }
+    }
+
+    /// Destroys a QP; nothing of it completes afterwards. Owed acknowledgements leave with the next bursts.
+    pub fn destroy_qp(&mut self, now: Nanos, qpn: Qpn) -> Result<(), Refused> {
+        self.qps.get(qpn).ok_or(Refused::NotFound)?;
+        self.reset_qp(now, qpn);
+        let qp = self.qps.remove(qpn).ok_or(Refused::NotFound)?;
+        if let Some(srq) = qp.init.srq.and_then(|s| self.srqs.get_mut(s)) {
+            srq.users -= 1;
+        }
+        Ok(())
+    }
+    /// Takes posted sends over; the batch is emptied. The caller guarantees the queue's depth.
+    pub fn post_sends(&mut self, now: Nanos, qpn: Qpn, batch: &mut SendBatch, sink: &mut impl Sink) {
+        let Some(qp) = self.qps.get(qpn) else {
+            batch.wqes.clear();
+            batch.sges.clear();
+            batch.inline.clear();
+            return;
+        };
+        if qp.tx.sq.is_empty() {
+            qp.tx.stalled_since = now;
+        }
+        let mut recv_index = qp.tx.post_recv_index;
+        qp.tx.sq.push_batch(batch, &mut recv_index);
+        qp.tx.post_recv_index = recv_index;
+        if qp.state == QpState::Err {
+            return parts::flush(qp, sink);
+        }
+        self.wake(now, qpn, sink);
+    }
+    /// Takes posted receives over; the batch is emptied.
+    pub fn post_recvs(&mut self, now: Nanos, qpn: Qpn, batch: &mut RecvBatch, sink: &mut impl Sink) {
+        let Some(qp) = self.qps.get(qpn) else {
+            batch.wqes.clear();
+            batch.sges.clear();
+            return;
+        };
+        qp.rq.push_batch(batch);
+        if qp.state == QpState::Err {
+            return parts::flush(qp, sink);
+        }
+        // A sender that was refused, or has used up what it was told, waits for this.
+        let starving = qp.rx.starved || qp.rx.told_limit == qp.rq.base();
+        let conn = qp.rx.conn.filter(|_| qp.rx.life.is_some() && starving);
+        if let Some(mut conn) = conn.and_then(|i| self.conns.get_mut(i as usize)?.take()) {
+            if let Some(qp) = self.qps.get(qpn) {
+                qp.rx.starved = false;
+                conn.enqueue_credit(qp);
+                conn.ack.now = true;
+            }
+            let mut p = parts!(self, now, sink);
+            p.activate(&mut conn);
+            self.put(conn);
+        }
+    }
+    /// Takes receives posted to an SRQ over; the batch is emptied.
+    pub fn post_srq_recvs(&mut self, now: Nanos, srq: SrqId, batch: &mut RecvBatch, sink: &mut impl Sink) {
+        let _ = (now, sink);
+        match self.srqs.get_mut(srq) {
+            Some(srq) => srq.queue.push_batch(batch),
+            None => {
+                batch.wqes.clear();
+                batch.sges.clear();
+            }
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Taking a packet of a connection in: path receipt, frames one by one, what is owed for it.
+
+use crate::config::limits;
+use crate::connection::{Conn, ConnState, completer, responder, response};
+use crate::memory::Memory;
+use crate::parts::Parts;
+use crate::path::rx_window::Arrival;
+use crate::types::*;
+use crate::wire::{self, Frame, Frames, HEADER_BYTES, Header, PacketType};
+
+/// Takes a Data or Control packet in; true if the peer closed the connection.
+pub fn take_packet<S: Sink>(
+    p: &mut Parts<'_, S>,
+    conn: &mut Conn,
+    meta: &RxMeta,
+    header: &Header,
+    bytes: &[u8],
+    mem: &mut impl Memory,
+) -> bool {
+    conn.last_heard = p.now;
+    conn.establish(p.now);
+    let data = header.kind == PacketType::Data;
+    let path = usize::from(header.path);
+    let ce = meta.ecn == 3;
+    let arrival =
+        if data { conn.rx_paths.get(path).map(|r| r.classify(header.generation, header.psn)) } else { None };
+    count_rx(p, path, bytes.len(), data, ce, arrival.flatten());
+    match arrival {
+        // A path we were not told of, or an earlier generation of one.
+        Some(None) => return false,
+        None if data => return false,
+        Some(Some(Arrival::Duplicate)) => {
+            conn.rx_paths[path].untold = true;
+            conn.ack.now = true;
+            return false;
+        }
+        _ => {}
+    }
+    let (mut received, mut closed) = (true, false);
+    let mut frames = Frames::new(&bytes[HEADER_BYTES..]);
+    for frame in frames.by_ref() {
+        match frame {
+            Frame::Request(f) => received &= responder::on_request(p, conn, &f, mem),
+            Frame::Response(f) => received &= response::on_response(p, conn, &f, mem),
+            Frame::Void(f) => received &= responder::on_void(conn, &f),
+            Frame::Ack(f) => completer::on_ack(p, conn, &f),
+            Frame::Refuse(f) => completer::on_refuse(p, conn, &f),
+            Frame::Credit { qpn, life, limit } => completer::on_credit(p, conn, qpn, life, limit),
+            Frame::Hint { budget, .. } => conn.budget = budget.max(limits::BUDGET_MIN),
+            Frame::Close => closed = true,
+            Frame::CloseAck => {
+                if conn.state == ConnState::Closing {
+                    conn.abandon();
+                    return false;
+                }
+            }
+            Frame::Ping => conn.ack.now = true,
+        }
+    }
+    if frames.broken {
+        p.stats.rx_malformed += 1;
+        return false;
+    }
+    if data && received {
+        let ancient = arrival == Some(Some(Arrival::Ancient));
+        if !ancient {
+            conn.rx_paths[path].record(p.now, header.generation, header.psn, ce);
+        }
+        conn.last_data = p.now;
+        conn.ack.packets += 1;
+        let gap = arrival == Some(Some(Arrival::InOrder { gap: true }));
+        let asked = header.flags & wire::FLAG_ACK_REQUEST != 0;
+        conn.ack.now |= gap || asked || ancient || conn.ack.packets >= limits::ACK_EVERY;
+        conn.owe_ack(p.now);
+    }
+    closed
+}
+
+fn count_rx<S: Sink>(
+    p: &mut Parts<'_, S>,
+    path: usize,
+    bytes: usize,
+    data: bool,
+    ce: bool,
+    arrival: Option<Arrival>,
+) {
+    let slots = p.path_stats.len().max(1);
+    let Some(s) = p.path_stats.get_mut(path % slots) else { return };
+    s.rx_packets += 1;
+    s.rx_bytes += bytes as u64;
+    s.rx_data_packets += u64::from(data);
+    s.rx_ce += u64::from(ce);
+    s.rx_duplicates += u64::from(arrival == Some(Arrival::Duplicate));
+    s.rx_reordered += u64::from(matches!(arrival, Some(Arrival::Late | Arrival::Ancient)));
+}
