@@ -4,10 +4,40 @@
 //! What the verbs edge uses: [`Device`], [`Cq`], [`Qp`], [`Srq`].
 #![cfg_attr(test, expect(non_snake_case, reason = "tests are named subject__case"))]
 
+mod cq;
+mod depth;
+mod device;
 mod doorbell;
+mod drive;
+mod engine;
+mod fork;
 mod impair;
 mod limits;
 mod memory;
+mod outbox;
+mod qp;
 mod ring;
+mod snapshot;
+mod srq;
 mod sync;
+mod thread;
 mod udp;
+
+pub use cq::{Cq, CqNotify};
+pub use device::{Device, OpenError};
+pub use qp::{Qp, QpCreate, QpNotify, RecvPost, SendPost};
+pub use srq::{Srq, SrqPost};
+
+/// An errno of the C library, positive.
+pub type Errno = i32;
+
+/// The errno of a refusal of the core.
+fn errno_of(refused: metaroce_proto::Refused) -> Errno {
+    use metaroce_proto::Refused;
+    match refused {
+        Refused::NotFound | Refused::Invalid => libc::EINVAL,
+        Refused::Full => libc::ENOMEM,
+        Refused::Busy => libc::EBUSY,
+        Refused::Unsupported => libc::EOPNOTSUPP,
+    }
+}

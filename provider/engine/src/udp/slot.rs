@@ -16,8 +16,6 @@ pub(crate) struct Slot {
     pub(crate) number: u16,
     /// The socket on which everything for it arrives.
     pub(crate) socket: OwnedFd,
-    /// What `socket` receives: `V6` means both.
-    pub(crate) family: Family,
     /// Bytes all peers may have in flight towards it.
     pub(crate) receive_budget_bytes: u32,
 }
@@ -38,7 +36,7 @@ pub(crate) fn claim(base_port: u16, rcvbuf_bytes: u32, gso: bool) -> io::Result<
         match socket::bind(&socket, wildcard(family, base_port + number), 0) {
             Ok(()) => {
                 let receive_budget_bytes = receive_budget(&socket)?;
-                return Ok(Slot { number, socket, family, receive_budget_bytes });
+                return Ok(Slot { number, socket, receive_budget_bytes });
             }
             // EACCES: a port the administrator keeps for others.
             Err(e) if matches!(e.raw_os_error(), Some(libc::EADDRINUSE | libc::EACCES)) => {}

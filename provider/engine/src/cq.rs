@@ -1,0 +1,227 @@
+//! Completion queues: polling, arming, resizing.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+use metaroce_proto::{Completion, CqId, Qpn};
+use parking_lot::Mutex;
+
+use crate::Errno;
+use crate::device::Device;
+use crate::drive::Engine;
+use crate::limits::CQE_MAX;
+use crate::outbox::Outbox;
+use crate::ring::{self, Consumer};
+
+/// Receives notifications for one CQ; implemented by the verbs edge, which writes them into FIFOs.
+///
+/// Called from engine steps, on any thread, with the engine's lock held: must neither block nor call the engine.
+pub trait CqNotify: Send + Sync {
+    /// The CQ was armed and a completion of the kind asked for came.
+    fn completion_event(&self);
+    /// The CQ overflowed (`IBV_EVENT_CQ_ERR`); raised once.
+    fn error(&self);
+}
+
+/// A completion queue.
+///
+/// [`Cq::destroy`] ends it; dropping it does the same if nothing uses it any more.
+pub struct Cq {
+    shared: Arc<CqShared>,
+    device: Arc<Device>,
+}
+
+/// The part of a CQ that the engine's step knows too.
+pub(crate) struct CqShared {
+    id: CqId,
+    notify: Option<Box<dyn CqNotify>>,
+    /// Never taken by a step.
+    consumer: Mutex<Consumer>,
+    /// What to tell: [`NOT_ARMED`], [`SOLICITED`] or [`ANY`].
+    armed: AtomicU32,
+    capacity: AtomicU32,
+    /// QPs (send and receive side) that complete here; changed under the engine's lock.
+    users: AtomicU32,
+    overruns: AtomicU64,
+}
+
+const NOT_ARMED: u32 = 0;
+const SOLICITED: u32 = 1;
+const ANY: u32 = 2;
+
+impl CqShared {
+    pub(crate) fn id(&self) -> CqId {
+        self.id
+    }
+    pub(crate) fn add_user(&self) {
+        self.users.fetch_add(1, Ordering::Relaxed);
+    }
+    pub(crate) fn remove_user(&self) {
+        self.users.fetch_sub(1, Ordering::Relaxed);
+    }
+    pub(crate) fn count_overrun(&self) {
+        self.overruns.fetch_add(1, Ordering::Relaxed);
+    }
+    pub(crate) fn notify_error(&self) {
+        log::warn!("CQ {} overflowed: completions are lost", self.id);
+        if let Some(notify) = &self.notify {
+            notify.error();
+        }
+    }
+
+    /// Entries have just been published, `solicited` ones among them or not: tells who asked, once.
+    pub(crate) fn fire(&self, solicited: bool, engine: &Engine) {
+        let armed = self.armed.load(Ordering::Relaxed);
+        if armed == NOT_ARMED || armed == SOLICITED && !solicited {
+            return;
+        }
+        if self.armed.swap(NOT_ARMED, Ordering::SeqCst) != NOT_ARMED {
+            engine.park.disarmed();
+            if let Some(notify) = &self.notify {
+                notify.completion_event();
+            }
+        }
+    }
+}
+
+impl Cq {
+    pub(crate) fn create(
+        device: &Arc<Device>,
+        cqe: u32,
+        notify: Option<Box<dyn CqNotify>>,
+    ) -> Result<Arc<Cq>, Errno> {
+        if cqe == 0 || cqe > CQE_MAX {
+            return Err(libc::EINVAL);
+        }
+        let (producer, consumer) = ring::ring(cqe);
+        let capacity = ring::capacity(&producer);
+        let shared = device.engine().control(|core, _| {
+            Ok(core.out.add_cq(producer, |id| CqShared {
+                id,
+                notify,
+                consumer: Mutex::new(consumer),
+                armed: AtomicU32::new(NOT_ARMED),
+                capacity: AtomicU32::new(capacity),
+                users: AtomicU32::new(0),
+                overruns: AtomicU64::new(0),
+            }))
+        })?;
+        Ok(Arc::new(Cq { shared, device: device.clone() }))
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<CqShared> {
+        &self.shared
+    }
+
+    /// Hands up to `max` completions to `f`, oldest first, and gives their number. When none is there, drives the
+    /// engine once and looks again; when that brought nothing either, the processor was offered to others.
+    /// `f` must not poll the same CQ.
+    pub fn poll(&self, max: usize, mut f: impl FnMut(&Completion)) -> usize {
+        let engine = self.device.engine();
+        if engine.is_dead() || max == 0 {
+            return 0;
+        }
+        let taken = self.take(max, &mut f);
+        if taken > 0 {
+            return taken;
+        }
+        engine.poll_drive();
+        self.take(max, &mut f)
+    }
+
+    fn take(&self, max: usize, f: &mut impl FnMut(&Completion)) -> usize {
+        let depths = &self.device.engine().depths;
+        let mut consumer = self.shared.consumer.lock();
+        let mut taken = 0;
+        while taken < max {
+            let Some(completion) = consumer.pop() else { break };
+            depths.release(&completion);
+            f(&completion);
+            taken += 1;
+        }
+        if taken > 0 {
+            consumer.release();
+        }
+        taken
+    }
+
+    /// Asks to be told of the next completion (`solicited_only`: the next solicited or failed one), once. A request
+    /// for any is not weakened by one for solicited ones. Completions that came before are not told of: poll after
+    /// arming, as the manual says; between the two nothing is lost.
+    pub fn arm(&self, solicited_only: bool) {
+        let engine = self.device.engine();
+        if engine.is_dead() {
+            return;
+        }
+        let wanted = if solicited_only { SOLICITED } else { ANY };
+        if self.shared.armed.fetch_max(wanted, Ordering::SeqCst) == NOT_ARMED {
+            engine.armed();
+        }
+        // Pairs with the fence in `Outbox::publish`.
+        fence(Ordering::SeqCst);
+    }
+
+    /// Changes the capacity to at least `cqe`; gives the new one. EINVAL when it is out of range or below the number
+    /// of completions pending.
+    pub fn resize(&self, cqe: u32) -> Result<u32, Errno> {
+        if cqe == 0 || cqe > CQE_MAX {
+            return Err(libc::EINVAL);
+        }
+        self.device.engine().control(|core, _| {
+            let slot = core.out.cq(self.shared.id).ok_or(libc::EINVAL)?;
+            let mut consumer = self.shared.consumer.lock();
+            let capacity = ring::replace(&mut slot.producer, &mut consumer, cqe).ok_or(libc::EINVAL)?;
+            self.shared.capacity.store(capacity, Ordering::Relaxed);
+            Ok(capacity)
+        })
+    }
+
+    /// Completions it can hold.
+    pub fn capacity(&self) -> u32 {
+        self.shared.capacity.load(Ordering::Relaxed)
+    }
+
+    /// Completions lost because the CQ was full.
+    pub fn overruns(&self) -> u64 {
+        self.shared.overruns.load(Ordering::Relaxed)
+    }
+
+    /// Ends the CQ. EBUSY while QPs use it.
+    pub fn destroy(&self) -> Result<(), Errno> {
+        let engine = self.device.engine();
+        engine.control(|core, _| {
+            if self.shared.users.load(Ordering::Relaxed) > 0 {
+                return Err(libc::EBUSY);
+            }
+            let is_ours =
+                core.out.cq(self.shared.id).is_some_and(|slot| Arc::ptr_eq(&slot.shared, &self.shared));
+            if is_ours {
+                core.out.remove_cq(self.shared.id);
+                if self.shared.armed.swap(NOT_ARMED, Ordering::SeqCst) != NOT_ARMED {
+                    engine.park.disarmed();
+                }
+            }
+            Ok(())
+        })
+    }
+}
+
+impl Drop for Cq {
+    fn drop(&mut self) {
+        // Whoever still needs it holds an Arc; in the child of a fork there is nothing to end.
+        let _ = self.destroy();
+    }
+}
+
+/// Removes a QP's completions from a CQ. Gives how many of them held a slot of a receive queue (`rq_release`).
+pub(crate) fn purge(out: &mut Outbox, cq: &CqShared, qpn: Qpn) -> u32 {
+    let mut released = 0;
+    if let Some(slot) = out.cq(cq.id) {
+        ring::purge(&mut slot.producer, &mut cq.consumer.lock(), |completion| {
+            let doomed = completion.qpn == qpn;
+            released += if doomed { completion.rq_release } else { 0 };
+            doomed
+        });
+    }
+    released
+}

@@ -1,0 +1,137 @@
+//! The device: one per process, shared by all verbs contexts.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, PoisonError};
+
+use metaroce_config::DeviceConfig;
+
+use crate::cq::{Cq, CqNotify};
+use crate::drive::Engine;
+use crate::fork;
+use crate::qp::{Qp, QpCreate, QpNotify};
+use crate::srq::Srq;
+use crate::{Errno, errno_of};
+
+/// Why the device cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The configuration is wrong; the text names what and how to correct it.
+    #[error(transparent)]
+    Config(#[from] metaroce_config::ConfigError),
+}
+
+impl OpenError {
+    /// The errno that says it best.
+    pub fn errno(&self) -> Errno {
+        match self {
+            OpenError::Config(_) => libc::EINVAL,
+        }
+    }
+}
+
+/// The process's MetaRoCE device.
+pub struct Device {
+    engine: Arc<Engine>,
+    next_pd: AtomicU32,
+}
+
+impl Device {
+    /// The process's device; made on first use, closed with the last `Arc` or by [`Device::exit`].
+    /// Cheap: reads the configuration only. Slot port and sockets are claimed by the first MR, SRQ or QP, the
+    /// background thread is started by the first QP. The child of a fork gets a device of its own.
+    pub fn get() -> Result<Arc<Device>, OpenError> {
+        let mut current = fork::registry().lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(device) = current.device.upgrade() {
+            return Ok(device);
+        }
+        let device = Device::make(metaroce_config::load()?, &mut current);
+        current.device = Arc::downgrade(&device);
+        Ok(device)
+    }
+
+    /// A device of its own, beside the process's: for tests and tools that hold both ends of a connection.
+    pub fn with_config(config: DeviceConfig) -> Arc<Device> {
+        let mut current = fork::registry().lock().unwrap_or_else(PoisonError::into_inner);
+        Device::make(config, &mut current)
+    }
+
+    fn make(config: DeviceConfig, registry: &mut fork::Registry) -> Arc<Device> {
+        let engine = Arc::new(Engine::new(config));
+        registry.add(&engine);
+        Arc::new(Device { engine, next_pd: AtomicU32::new(1) })
+    }
+
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    /// What the device was configured to be.
+    pub fn config(&self) -> &DeviceConfig {
+        &self.engine.config
+    }
+
+    /// A fresh protection domain number. Counting its users is the caller's business.
+    pub fn alloc_pd(&self) -> u32 {
+        self.next_pd.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Registers `len` bytes at `va`, reachable as `iova..iova + len`; gives the key (lkey and rkey).
+    pub fn register_mr(&self, pd: u32, va: u64, iova: u64, len: u64, access: u32) -> Result<u32, Errno> {
+        self.engine.control(|core, _| {
+            core.io(&self.engine)?.endpoint.register_mr(pd, va, iova, len, access).map_err(errno_of)
+        })
+    }
+
+    /// Kills a key. When this returns, no byte passes under it any more.
+    pub fn deregister_mr(&self, key: u32) -> Result<(), Errno> {
+        self.engine.control(|core, _| {
+            let io = core.io.as_mut().ok_or(libc::EINVAL)?;
+            io.endpoint.deregister_mr(key).map_err(errno_of)
+        })
+    }
+
+    /// Makes a CQ of at least `cqe` entries.
+    pub fn create_cq(
+        self: &Arc<Self>,
+        cqe: u32,
+        notify: Option<Box<dyn CqNotify>>,
+    ) -> Result<Arc<Cq>, Errno> {
+        Cq::create(self, cqe, notify)
+    }
+
+    /// Makes an SRQ.
+    pub fn create_srq(
+        self: &Arc<Self>,
+        pd: u32,
+        max_wr: u32,
+        max_sge: u32,
+        notify: Option<Box<dyn QpNotify>>,
+    ) -> Result<Arc<Srq>, Errno> {
+        Srq::create(self, pd, max_wr, max_sge, notify)
+    }
+
+    /// Makes a QP in RESET.
+    pub fn create_qp(
+        self: &Arc<Self>,
+        init: &QpCreate,
+        notify: Option<Box<dyn QpNotify>>,
+    ) -> Result<Arc<Qp>, Errno> {
+        Qp::create(self, init, notify)
+    }
+
+    /// Ends the device: tells all peers the final state and waits for them at most 50 ms. To be called when the
+    /// process exits; afterwards nothing moves any more.
+    pub fn exit(&self) {
+        self.engine.close();
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        self.engine.close();
+        if self.engine.is_dead() {
+            // In the child of a fork the descriptors are closed and the lock is held by nobody: leave it all alone.
+            std::mem::forget(self.engine.clone());
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! START HERE: the step. One page: now, doorbells, receive, timers, bursts, publish. Parking is in `thread.rs`, who
+//! runs steps and when in `drive.rs`.
+
+use metaroce_proto::{Endpoint, Nanos, RecvBatch, SendBatch, TxBurst};
+
+use crate::Errno;
+use crate::doorbell::Queue;
+use crate::drive::Engine;
+use crate::impair::Impair;
+use crate::limits::*;
+use crate::memory::HostMemory;
+use crate::outbox::Outbox;
+use crate::snapshot::Snapshot;
+use crate::udp::rx::Rx;
+use crate::udp::tx::{Sent, Tx};
+
+/// Everything behind the engine's one lock.
+#[derive(Default)]
+pub(crate) struct Core {
+    /// Where completions and events go.
+    pub(crate) out: Outbox,
+    /// The core and its sockets; made on the first use that needs them.
+    pub(crate) io: Option<Box<Io>>,
+}
+
+/// The core, its sockets and scratch space.
+pub(crate) struct Io {
+    pub(crate) endpoint: Endpoint,
+    pub(crate) rx: Rx,
+    pub(crate) tx: Tx,
+    pub(crate) impair: Option<Impair>,
+    pub(crate) snapshot: Snapshot,
+    memory: HostMemory,
+    burst: TxBurst,
+    sends: SendBatch,
+    recvs: RecvBatch,
+}
+
+/// How much of a step to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Work {
+    /// Doorbells and bursts: what a poster wants.
+    Send,
+    /// All of it.
+    All,
+}
+
+/// What a step did and what it wants.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Done {
+    /// Packets received.
+    pub(crate) received: usize,
+    /// Packets sent.
+    pub(crate) sent: usize,
+    /// Completions were published.
+    pub(crate) completed: bool,
+    /// The receive socket was not emptied.
+    pub(crate) more_rx: bool,
+    /// When the next step is due even if nothing happens; 0: at once.
+    pub(crate) next: Option<Nanos>,
+}
+
+impl Core {
+    /// One bounded step. Whoever holds the lock runs it and then does what [`Engine`] says about unlocking.
+    pub(crate) fn step(&mut self, engine: &Engine, work: Work) -> Done {
+        let mut done = Done::default();
+        let Core { out, io: Some(io) } = self else { return done };
+        let mut now = engine.clock.now();
+        io.take_doorbells(now, engine, out);
+        if work == Work::All {
+            io.receive(now, out, &mut done);
+            io.run_timers(now, out, &done);
+            if done.received > 0 {
+                now = engine.clock.now();
+            }
+        }
+        // Acknowledgements leave no later than the completions they belong to are published.
+        if out.owes_acks() {
+            io.endpoint.flush_acks();
+        }
+        let retry_at = io.send_bursts(now, out, &mut done);
+        done.completed = out.publish(engine);
+        let stats_at = io.publish_counters(now, out, &done);
+        let impair_at = io.impair.as_ref().and_then(Impair::next_due);
+        done.next = [io.endpoint.next_timeout(), retry_at, stats_at, impair_at].into_iter().flatten().min();
+        done
+    }
+
+    /// The core and its sockets, opened if need be.
+    pub(crate) fn io(&mut self, engine: &Engine) -> Result<&mut Io, Errno> {
+        if self.io.is_none() {
+            self.io = Some(Box::new(engine.open_io()?));
+        }
+        self.io.as_deref_mut().ok_or(libc::ENODEV)
+    }
+}
+
+impl Io {
+    pub(crate) fn new(endpoint: Endpoint, rx: Rx, tx: Tx, impair: Option<Impair>, snapshot: Snapshot) -> Io {
+        Io {
+            endpoint,
+            rx,
+            tx,
+            impair,
+            snapshot,
+            memory: HostMemory,
+            burst: TxBurst::new(),
+            sends: SendBatch::default(),
+            recvs: RecvBatch::default(),
+        }
+    }
+
+    /// Hands posted work to the core. Receives first: a send may be answered by a peer on the same endpoint.
+    pub(crate) fn take_doorbells(&mut self, now: Nanos, engine: &Engine, out: &mut Outbox) {
+        if !engine.bell.answer() {
+            return;
+        }
+        let Io { endpoint, sends, recvs, .. } = self;
+        engine.bell.take(Queue::Srq, |id| {
+            if out.srq(id as u32).is_some_and(|srq| srq.take_recvs(recvs)) {
+                endpoint.post_srq_recvs(now, id as u32, recvs, out);
+            }
+        });
+        engine.bell.take(Queue::Recv, |index| {
+            if let Some(qpn) = out.qp(index).filter(|qp| qp.take_recvs(recvs)).map(|qp| qp.qpn()) {
+                endpoint.post_recvs(now, qpn, recvs, out);
+            }
+        });
+        engine.bell.take(Queue::Send, |index| {
+            if let Some(qpn) = out.qp(index).filter(|qp| qp.take_sends(sends)).map(|qp| qp.qpn()) {
+                endpoint.post_sends(now, qpn, sends, out);
+            }
+        });
+    }
+
+    fn receive(&mut self, now: Nanos, out: &mut Outbox, done: &mut Done) {
+        let Io { endpoint, rx, impair, memory, .. } = self;
+        let mut deliver =
+            |meta: &metaroce_proto::RxMeta, bytes: &[u8]| endpoint.on_datagram(now, meta, bytes, memory, out);
+        if let Some(impair) = impair {
+            impair.due(now, &mut deliver);
+        }
+        while done.received < STEP_RX_PACKETS_MAX {
+            let messages = rx.receive();
+            for i in 0..messages {
+                let Some(message) = rx.message(i) else { continue };
+                for datagram in message.datagrams() {
+                    done.received += 1;
+                    match impair {
+                        None => deliver(&message.meta, datagram),
+                        Some(impair) => impair.pass(
+                            now,
+                            &message.meta,
+                            datagram,
+                            metaroce_proto::wire::is_data,
+                            &mut deliver,
+                        ),
+                    }
+                }
+            }
+            if messages < RX_MESSAGES {
+                return;
+            }
+        }
+        done.more_rx = true;
+    }
+
+    /// Timers wait for the socket to be empty, because what is in there may be what they wait for.
+    fn run_timers(&mut self, now: Nanos, out: &mut Outbox, done: &Done) {
+        let slack = if done.more_rx { TIMER_LATE_NS_MAX } else { 0 };
+        if self.endpoint.next_timeout().is_some_and(|due| due + slack <= now) {
+            self.endpoint.on_timeout(now, &mut self.memory, out);
+        }
+    }
+
+    /// Sends what the core has, up to the step's bound. Gives when to go on if something is left.
+    fn send_bursts(&mut self, now: Nanos, out: &mut Outbox, done: &mut Done) -> Option<Nanos> {
+        // Bounded in bursts too, for those that send nothing (faults).
+        for _ in 0..STEP_TX_PACKETS_MAX {
+            if done.sent >= STEP_TX_PACKETS_MAX {
+                break;
+            }
+            if !self.endpoint.poll_burst(now, &mut self.burst, out) {
+                return None;
+            }
+            match self.tx.send(&self.burst) {
+                Sent::All => done.sent += self.burst.packets.len(),
+                Sent::Blocked(from) => {
+                    done.sent += from;
+                    self.endpoint.unsend(&self.burst, from);
+                    return Some(now + TX_RETRY_NS);
+                }
+                Sent::Fault => self.endpoint.fault(now, &self.burst, out),
+            }
+        }
+        Some(0)
+    }
+}
