@@ -124,11 +124,10 @@ fn storm(seed: u64) {
     net.run_until(60 * SECOND, &format!("seed {seed} {:?}", net.faults), |n| {
         n.hosts[0].log.completions.len() + n.hosts[1].log.completions.len() == total
     });
-    for h in 0..2 {
+    for (h, expected) in expected.iter().enumerate() {
         assert!(net.hosts[h].log.completions.iter().all(|c| c.1.status == WcStatus::Success), "seed {seed}");
         for (qp, recv) in pairs.iter().flat_map(|p| [(p.0, false), (p.0, true), (p.1, false), (p.1, true)]) {
-            let want: Vec<u64> =
-                expected[h].iter().filter(|e| e.0 == qp && e.1 == recv).map(|e| e.2).collect();
+            let want: Vec<u64> = expected.iter().filter(|e| e.0 == qp && e.1 == recv).map(|e| e.2).collect();
             let cq = if recv { 2 } else { 1 };
             let got: Vec<u64> = net.hosts[h]
                 .log
@@ -186,12 +185,12 @@ fn rnr_retry__counts() {
     for (retry, timer_ms) in [(0u8, 0u64), (3, 3)] {
         let mut net = Net::new(2, 4);
         let (qa, qb) = (net.qp(0, None), net.qp(1, None));
-        net.to_rtr(0, qa, 1, qb);
-        net.to_rtr(1, qb, 0, qa);
+        net.make_rtr(0, qa, 1, qb);
+        net.make_rtr(1, qb, 0, qa);
         // Code 14 is 1.28 ms... code 13 is 0.96 ms: the total must show the number of pauses.
         net.modify(1, qb, QpModify { min_rnr_timer: Some(14), ..Default::default() });
-        net.to_rts(0, qa, 14, 7, retry);
-        net.to_rts(1, qb, 14, 7, 7);
+        net.make_rts(0, qa, 14, 7, retry);
+        net.make_rts(1, qb, 14, 7, 7);
         let la = net.mr(0, 0, 4096);
         net.run(MS);
         let begin = net.now;
@@ -247,8 +246,8 @@ fn peer_dies_under_way__retry_exceeded() {
 fn not_ready_peer__waits_then_works() {
     let mut net = Net::new(2, 7);
     let (qa, qb) = (net.qp(0, None), net.qp(1, None));
-    net.to_rtr(0, qa, 1, qb);
-    net.to_rts(0, qa, 14, 7, 7);
+    net.make_rtr(0, qa, 1, qb);
+    net.make_rts(0, qa, 14, 7, 7);
     let (la, rb) = (net.mr(0, 0, 1 << 20), net.mr(1, 0, 1 << 20));
     let mut w = wr(1, Opcode::Write, 100_000, 1);
     (w.remote_addr, w.rkey) = (MEM_BASE, rb);
@@ -256,7 +255,7 @@ fn not_ready_peer__waits_then_works() {
     net.send(0, qa, w, &[sge(0, 100_000, la)]);
     net.run(100 * MS);
     assert!(net.hosts[0].log.completions.is_empty());
-    net.to_rtr(1, qb, 0, qa);
+    net.make_rtr(1, qb, 0, qa);
     net.run(50 * MS);
     assert_eq!(statuses(&net, 0, 1), [(1, WcStatus::Success)]);
     assert!(net.hosts[1].mem.0[..100_000].iter().all(|b| *b == 9));
@@ -283,8 +282,8 @@ fn self_connection__works() {
 fn one_qp_to_itself__works() {
     let mut net = Net::new(1, 9);
     let q = net.qp(0, None);
-    net.to_rtr(0, q, 0, q);
-    net.to_rts(0, q, 14, 7, 7);
+    net.make_rtr(0, q, 0, q);
+    net.make_rts(0, q, 14, 7, 7);
     let l = net.mr(0, 0, 1 << 20);
     net.recv(0, q, 50, sge(200_000, 100_000, l));
     net.send(0, q, wr(1, Opcode::Send, 50_000, 1), &[sge(0, 50_000, l)]);
@@ -405,10 +404,10 @@ fn srq__many_streams_and_one_receive_left() {
     let mut qps = Vec::new();
     for _ in 0..8 {
         let (qa, qb) = (net.qp(0, None), net.qp(1, Some(srq)));
-        net.to_rtr(0, qa, 1, qb);
-        net.to_rtr(1, qb, 0, qa);
-        net.to_rts(0, qa, 14, 7, 7);
-        net.to_rts(1, qb, 14, 7, 7);
+        net.make_rtr(0, qa, 1, qb);
+        net.make_rtr(1, qb, 0, qa);
+        net.make_rts(0, qa, 14, 7, 7);
+        net.make_rts(1, qb, 14, 7, 7);
         qps.push(qa);
     }
     for (i, qa) in qps.iter().enumerate() {

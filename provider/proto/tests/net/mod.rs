@@ -77,6 +77,9 @@ pub struct Host {
     pub alive: bool,
 }
 
+/// Says whether a packet (from, to, bytes) is dropped.
+pub type Filter = Box<dyn FnMut(usize, usize, &[u8]) -> bool>;
+
 /// Faults of the network.
 #[derive(Clone, Copy, Debug)]
 pub struct Faults {
@@ -100,7 +103,7 @@ pub struct Net {
     pub dropped_data: u64,
     pub trace: bool,
     /// Decides per packet (from, to, bytes) whether it is dropped, before the random faults.
-    pub filter: Option<Box<dyn FnMut(usize, usize, &[u8]) -> bool>>,
+    pub filter: Option<Filter>,
     queue: BTreeMap<(Nanos, u64), (usize, RxMeta, Vec<u8>)>,
     serial: u64,
     last_arrival: BTreeMap<(usize, usize, u8), Nanos>,
@@ -321,7 +324,7 @@ impl Net {
         let h = &mut self.hosts[host];
         h.ep.modify_qp(self.now, qpn, &change, &mut h.log).unwrap();
     }
-    pub fn to_rtr(&mut self, host: usize, qpn: Qpn, peer_host: usize, peer: Qpn) {
+    pub fn make_rtr(&mut self, host: usize, qpn: Qpn, peer_host: usize, peer: Qpn) {
         self.modify(
             host,
             qpn,
@@ -341,7 +344,7 @@ impl Net {
             },
         );
     }
-    pub fn to_rts(&mut self, host: usize, qpn: Qpn, timeout: u8, retry_cnt: u8, rnr_retry: u8) {
+    pub fn make_rts(&mut self, host: usize, qpn: Qpn, timeout: u8, retry_cnt: u8, rnr_retry: u8) {
         self.modify(
             host,
             qpn,
@@ -358,10 +361,10 @@ impl Net {
     /// A connected pair of QPs, both in RTS.
     pub fn pair(&mut self, a: usize, b: usize) -> (Qpn, Qpn) {
         let (qa, qb) = (self.qp(a, None), self.qp(b, None));
-        self.to_rtr(a, qa, b, qb);
-        self.to_rtr(b, qb, a, qa);
-        self.to_rts(a, qa, 14, 7, 7);
-        self.to_rts(b, qb, 14, 7, 7);
+        self.make_rtr(a, qa, b, qb);
+        self.make_rtr(b, qb, a, qa);
+        self.make_rts(a, qa, 14, 7, 7);
+        self.make_rts(b, qb, 14, 7, 7);
         (qa, qb)
     }
     pub fn mr(&mut self, host: usize, offset: u64, len: u64) -> u32 {
