@@ -53,7 +53,6 @@ pub(crate) static OPS: verbs_context_ops = verbs_context_ops::EMPTY
     .query_srq(query_srq)
     .reg_mr(reg_mr)
     .req_notify_cq(req_notify_cq)
-    .rereg_mr(rereg_mr)
     .resize_cq(resize_cq);
 
 unsafe extern "C" fn query_device_ex(
@@ -113,24 +112,6 @@ unsafe extern "C" fn dereg_mr(mr: *mut verbs_mr) -> c_int {
         object::<Mr>(mr.cast())?.deregister()?;
         drop(reclaim::<Mr>(mr.cast()));
         Ok(())
-    })
-}
-
-unsafe extern "C" fn rereg_mr(
-    mr: *mut verbs_mr,
-    flags: c_int,
-    pd: *mut ibv_pd,
-    addr: *mut c_void,
-    length: usize,
-    access: c_int,
-) -> c_int {
-    // SAFETY: module comment; verbs_mr begins with ibv_mr.
-    verb("ibv_rereg_mr", || unsafe {
-        let wants = |bit: u32| flags as u32 & bit != 0;
-        let pd = if wants(IBV_REREG_MR_CHANGE_PD) { Some(object::<Pd>(pd)?) } else { None };
-        let range = wants(IBV_REREG_MR_CHANGE_TRANSLATION).then_some((addr as u64, length as u64));
-        let access = wants(IBV_REREG_MR_CHANGE_ACCESS).then_some(access as u32);
-        object::<Mr>(mr.cast())?.reregister(pd, range, access)
     })
 }
 

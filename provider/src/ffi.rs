@@ -252,19 +252,6 @@ impl CPart<verbs_cq> {
     }
 }
 
-impl CPart<verbs_mr> {
-    /// Sets the public keys and the access flags libibverbs looks at.
-    pub(crate) fn set_region(&self, key: u32, access: u32) {
-        let mr = self.as_ptr();
-        // SAFETY: our own live object; the application reads the keys from the thread that calls us.
-        unsafe {
-            (*mr).ibv_mr.lkey = key;
-            (*mr).ibv_mr.rkey = key;
-            (*mr).access = access as c_int;
-        }
-    }
-}
-
 impl CPart<verbs_qp> {
     fn qp(&self) -> *mut ibv_qp {
         self.as_ptr().cast()

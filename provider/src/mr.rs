@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use metaroce_proto::types::access;
-use parking_lot::Mutex;
 use rdma_core_sys::ibv_mr;
 use rdma_core_sys::private::{IBV_MR_TYPE_MR, verbs_mr};
 
@@ -25,18 +24,9 @@ const MANDATORY: u32 = access::LOCAL_WRITE
 /// A memory region.
 #[repr(C)]
 pub(crate) struct Mr {
-    c: CPart<verbs_mr>,
-    region: Mutex<Region>,
-}
-
-/// What an MR covers now; re-registration changes it.
-struct Region {
-    pd: Arc<PdShared>,
+    _c: CPart<verbs_mr>,
     key: u32,
-    va: u64,
-    iova: u64,
-    length: u64,
-    flags: u32,
+    pd: Arc<PdShared>,
 }
 
 // SAFETY: repr(C), the C part is first and begins with an ibv_mr.
@@ -47,52 +37,25 @@ unsafe impl Object for Mr {
 impl Mr {
     /// Registers `length` bytes at `va`, reachable from `iova`.
     pub(crate) fn register(pd: &Pd, va: u64, length: u64, iova: u64, flags: u32) -> Result<Box<Self>> {
-        let region = Region::register(Arc::clone(&pd.shared), va, length, iova, flags)?;
-        let c = CPart::new(|mr: &mut verbs_mr| {
-            mr.ibv_mr.handle = next_handle();
-            mr.mr_type = IBV_MR_TYPE_MR;
-        });
-        c.set_region(region.key, flags);
-        Ok(Box::new(Self { c, region: Mutex::new(region) }))
-    }
-
-    /// Changes what is given; the keys change. On failure the MR stays as it was.
-    pub(crate) fn reregister(
-        &self,
-        pd: Option<&Pd>,
-        range: Option<(u64, u64)>,
-        flags: Option<u32>,
-    ) -> Result<()> {
-        let mut region = self.region.lock();
-        let pd = pd.map_or_else(|| Arc::clone(&region.pd), |pd| Arc::clone(&pd.shared));
-        let (va, iova, length) =
-            range.map_or((region.va, region.iova, region.length), |(va, length)| (va, va, length));
-        let flags = flags.unwrap_or(region.flags);
-        let new = Region::register(pd, va, length, iova, flags)?;
-        region.deregister()?;
-        self.c.set_region(new.key, flags);
-        *region = new;
-        Ok(())
-    }
-
-    /// Kills the key; afterwards no byte passes and the object may be dropped.
-    pub(crate) fn deregister(&self) -> Result<()> {
-        self.region.lock().deregister()
-    }
-}
-
-impl Region {
-    fn register(pd: Arc<PdShared>, va: u64, length: u64, iova: u64, flags: u32) -> Result<Self> {
         check_access(flags)?;
         let iova = if flags & access::ZERO_BASED != 0 { 0 } else { iova };
         if length == 0 || va.checked_add(length).is_none() || iova.checked_add(length).is_none() {
             return Err(libc::EINVAL);
         }
+        let pd = Arc::clone(&pd.shared);
         let key = pd.context.device.register_mr(pd.number, va, iova, length, flags)?;
-        Ok(Self { pd, key, va, iova, length, flags })
+        let _c = CPart::new(|mr: &mut verbs_mr| {
+            mr.ibv_mr.handle = next_handle();
+            mr.ibv_mr.lkey = key;
+            mr.ibv_mr.rkey = key;
+            mr.mr_type = IBV_MR_TYPE_MR;
+            mr.access = flags as i32;
+        });
+        Ok(Box::new(Self { _c, key, pd }))
     }
 
-    fn deregister(&self) -> Result<()> {
+    /// Kills the key; afterwards no byte passes and the object may be dropped.
+    pub(crate) fn deregister(&self) -> Result<()> {
         self.pd.context.device.deregister_mr(self.key)
     }
 }

@@ -364,7 +364,6 @@ typed_ops! {
     query_srq(*mut ibv_srq, *mut ibv_srq_attr) -> c_int;
     reg_mr(*mut ibv_pd, *mut c_void, usize, u64, c_int) -> *mut ibv_mr;
     req_notify_cq(*mut ibv_cq, c_int) -> c_int;
-    rereg_mr(*mut verbs_mr, c_int, *mut ibv_pd, *mut c_void, usize, c_int) -> c_int;
     resize_cq(*mut ibv_cq, c_int) -> c_int;
 }
 
