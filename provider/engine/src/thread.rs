@@ -22,6 +22,9 @@ use crate::udp::socket::{self, Ready, Wake};
 impl Engine {
     /// Starts the background thread, and opens the sockets, if that has not happened yet.
     pub(crate) fn ensure_thread(self: &Arc<Self>) -> Result<(), Errno> {
+        if self.is_closing() {
+            return Err(libc::ENODEV);
+        }
         let rx = self.control(|core, _| Ok(core.io(self)?.rx.fd()))?;
         let mut thread = self.thread.lock();
         if thread.is_some() {

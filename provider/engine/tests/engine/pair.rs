@@ -1,9 +1,6 @@
 //! Two engines in one process move data over loopback sockets, with and without faults.
-#![expect(non_snake_case, reason = "tests are named subject__case")]
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use metaroce_config::Impairment;
 use metaroce_proto::{Opcode, WcOpcode, WcStatus};
 
