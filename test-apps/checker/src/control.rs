@@ -11,6 +11,9 @@ use serde_json::Value;
 
 use crate::Outcome;
 
+/// A process that ends, or is killed, is gone by then.
+const GONE_LIMIT: Duration = Duration::from_secs(20);
+
 /// One check's result.
 #[derive(Serialize, Deserialize, Debug, Clone)]
 pub struct Check {
@@ -126,6 +129,7 @@ impl Control {
 
     /// Waits until the peer process is gone (its end of the connection closes).
     pub fn wait_gone(&mut self) -> Outcome {
+        self.reader.get_ref().set_read_timeout(Some(GONE_LIMIT))?;
         loop {
             let mut line = String::new();
             match self.reader.read_line(&mut line) {

@@ -137,10 +137,15 @@ impl Cq {
 
     /// Appends what has completed (at most one batch) to `into`; returns how many.
     pub fn poll(&self, into: &mut Vec<Wc>) -> io::Result<usize> {
+        self.poll_at_most(BATCH, into)
+    }
+
+    /// The same, and no more than `most`: what is left stays in the CQ.
+    pub fn poll_at_most(&self, most: usize, into: &mut Vec<Wc>) -> io::Result<usize> {
         // SAFETY: all-zero is a valid ibv_wc array; ibv_poll_cq fills at most BATCH entries and returns how many.
         let (count, raw) = unsafe {
             let mut raw: [sys::ibv_wc; BATCH] = std::mem::zeroed();
-            (sys::ibv_poll_cq(self.raw(), BATCH as i32, raw.as_mut_ptr()), raw)
+            (sys::ibv_poll_cq(self.raw(), most.min(BATCH) as i32, raw.as_mut_ptr()), raw)
         };
         let count =
             usize::try_from(count).map_err(|_| io::Error::other(format!("ibv_poll_cq returned {count}")))?;

@@ -52,8 +52,10 @@ fn add(session: &mut Session, end: &End, sink: &Mr, (address, rkey): (u64, u32))
     for q in 0..end.qps.len() {
         post(q)?;
     }
-    for _ in 0..total {
+    let mut done = 0;
+    while done < total {
         for wc in collect_good(&end.send_cq, 1, session.stall())? {
+            done += 1;
             let q = wc.wr_id as usize;
             let value = sink.buffer().load_word(q * 8);
             if !value.is_multiple_of(3) || value >= total as u64 * 3 || !fetched.insert(value) {

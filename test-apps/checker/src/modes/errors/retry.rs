@@ -119,9 +119,7 @@ pub fn give_up(session: &mut Session, end: &End, memory: &Mr, remote: (u64, u32)
     let least = retry_time(attr);
     check_time(session, "time to RETRY_EXC_ERR", spent, least, 4 * least + SCHEDULING);
     let flushed = [(2, IBV_WC_WR_FLUSH_ERR), (3, IBV_WC_WR_FLUSH_ERR)];
-    if first.len() == 1 {
-        check_statuses(session, "the rest is flushed", &end.send_cq, &flushed, LIMIT)?;
-    }
+    check_statuses(session, "the rest is flushed", &end.send_cq, &flushed, LIMIT)?;
     let recvs = [(11, IBV_WC_WR_FLUSH_ERR), (12, IBV_WC_WR_FLUSH_ERR)];
     check_statuses(session, "receives are flushed", &end.recv_cq, &recvs, LIMIT)?;
     check_state(session, "requester state", qp, state::ERR)?;
@@ -153,10 +151,8 @@ fn rnr(session: &mut Session, retries: u8, opcode: Opcode) -> Outcome {
             least,
             RNR_SLACK * least + Duration::from_millis(100),
         );
-        if first.len() == 1 {
-            let flushed = [(2, IBV_WC_WR_FLUSH_ERR)];
-            check_statuses(session, "the rest is flushed", &end.send_cq, &flushed, LIMIT)?;
-        }
+        let flushed = [(2, IBV_WC_WR_FLUSH_ERR)];
+        check_statuses(session, "the rest is flushed", &end.send_cq, &flushed, LIMIT)?;
         check_state(session, "requester state", &end.qps[0], state::ERR)?;
     }
     session.barrier()?;
