@@ -1,12 +1,13 @@
 //! Completion queues: polling, arming, resizing.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use metaroce_proto::{Completion, CqId, Qpn};
 use parking_lot::Mutex;
 
 use crate::Errno;
+use crate::arm::Armed;
 use crate::device::Device;
 use crate::drive::Engine;
 use crate::limits::CQE_MAX;
@@ -37,17 +38,12 @@ pub(crate) struct CqShared {
     notify: Option<Box<dyn CqNotify>>,
     /// Never taken by a step.
     consumer: Mutex<Consumer>,
-    /// What to tell: [`NOT_ARMED`], [`SOLICITED`] or [`ANY`].
-    armed: AtomicU32,
+    armed: Armed,
     capacity: AtomicU32,
     /// QPs (send and receive side) that complete here; changed under the engine's lock.
     users: AtomicU32,
     overruns: AtomicU64,
 }
-
-const NOT_ARMED: u32 = 0;
-const SOLICITED: u32 = 1;
-const ANY: u32 = 2;
 
 impl CqShared {
     pub(crate) fn id(&self) -> CqId {
@@ -71,11 +67,7 @@ impl CqShared {
 
     /// Entries have just been published, `solicited` ones among them or not: tells who asked, once.
     pub(crate) fn fire(&self, solicited: bool, engine: &Engine) {
-        let armed = self.armed.load(Ordering::Relaxed);
-        if armed == NOT_ARMED || armed == SOLICITED && !solicited {
-            return;
-        }
-        if self.armed.swap(NOT_ARMED, Ordering::SeqCst) != NOT_ARMED {
+        if self.armed.fire(solicited) {
             engine.park.disarmed();
             if let Some(notify) = &self.notify {
                 notify.completion_event();
@@ -100,7 +92,7 @@ impl Cq {
                 id,
                 notify,
                 consumer: Mutex::new(consumer),
-                armed: AtomicU32::new(NOT_ARMED),
+                armed: Armed::new(),
                 capacity: AtomicU32::new(capacity),
                 users: AtomicU32::new(0),
                 overruns: AtomicU64::new(0),
@@ -153,12 +145,9 @@ impl Cq {
         if engine.is_dead() {
             return;
         }
-        let wanted = if solicited_only { SOLICITED } else { ANY };
-        if self.shared.armed.fetch_max(wanted, Ordering::SeqCst) == NOT_ARMED {
+        if self.shared.armed.arm(solicited_only) {
             engine.armed();
         }
-        // Pairs with the fence in `Outbox::publish`.
-        fence(Ordering::SeqCst);
     }
 
     /// Changes the capacity to at least `cqe`; gives the new one. EINVAL when it is out of range or below the number
@@ -197,7 +186,7 @@ impl Cq {
                 core.out.cq(self.shared.id).is_some_and(|slot| Arc::ptr_eq(&slot.shared, &self.shared));
             if is_ours {
                 core.out.remove_cq(self.shared.id);
-                if self.shared.armed.swap(NOT_ARMED, Ordering::SeqCst) != NOT_ARMED {
+                if self.shared.armed.disarm() {
                     engine.park.disarmed();
                 }
             }

@@ -4,6 +4,7 @@
 //! What the verbs edge uses: [`Device`], [`Cq`], [`Qp`], [`Srq`].
 #![cfg_attr(test, expect(non_snake_case, reason = "tests are named subject__case"))]
 
+mod arm;
 mod cq;
 mod depth;
 mod device;
@@ -14,6 +15,8 @@ mod fork;
 mod impair;
 mod limits;
 mod memory;
+#[cfg(all(test, loom))]
+mod models;
 mod outbox;
 mod qp;
 mod ring;

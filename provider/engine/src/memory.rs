@@ -96,7 +96,7 @@ fn piece_len(va: u64, len: usize) -> usize {
     [8usize, 4, 2].into_iter().find(|&size| size <= len && va.is_multiple_of(size as u64)).unwrap_or(1)
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

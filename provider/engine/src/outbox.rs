@@ -2,16 +2,15 @@
 //! Part of what the engine's lock guards.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use metaroce_proto::{Completion, CqId, Event, QpState, Qpn, Sink, SrqId, WcStatus};
 
+use crate::arm::Armed;
 use crate::cq::CqShared;
 use crate::drive::Engine;
 use crate::qp::QpShared;
 use crate::ring::Producer;
 use crate::srq::SrqShared;
-use crate::sync::fence;
 
 /// All objects that hear of something, by number.
 #[derive(Default)]
@@ -102,8 +101,7 @@ impl Outbox {
                 slot.producer.publish();
             }
         }
-        // Pairs with the fence in `Cq::arm`: either the poll after arming sees the entries, or we see the arming.
-        fence(Ordering::SeqCst);
+        Armed::published();
         for cq in self.dirty.drain(..) {
             if let Some(slot) = self.cqs[cq as usize].as_mut() {
                 slot.dirty = false;
