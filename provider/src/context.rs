@@ -49,6 +49,11 @@ impl Context {
         })?;
         logger::init(&device.config().log);
         *OPENED.lock() = Arc::downgrade(&device);
+        Self::over(device, node_guid)
+    }
+
+    /// A context over a given device.
+    pub(crate) fn over(device: Arc<Device>, node_guid: u64) -> Result<(Arc<Self>, RawFd)> {
         let (events, async_fd) = AsyncChannel::pipe().map_err(|e| {
             log::error!("no event channel: {e}");
             e.raw_os_error().unwrap_or(libc::EIO)

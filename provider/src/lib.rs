@@ -18,6 +18,8 @@ mod entry;
 mod ffi;
 mod limits;
 mod logger;
+#[cfg(test)]
+mod loopback;
 mod mr;
 mod pd;
 mod poll;
