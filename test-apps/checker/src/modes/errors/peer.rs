@@ -14,6 +14,8 @@ use crate::session::Session;
 
 /// Bytes of each Write in the middle of traffic.
 const WRITE: usize = 64 << 10;
+/// Cookie of the Write to a peer that is not there.
+const ABSENT: u64 = u64::MAX;
 /// Writes outstanding.
 const DEPTH: usize = 32;
 
@@ -134,15 +136,18 @@ fn absent_beside_good(session: &mut Session) -> Outcome {
     if session.is_a() {
         let write =
             |id| SendWr::new(id, Opcode::Write).sges([memory.sge(0, 4096)]).remote(remote.0, remote.1);
-        end.qps[1].post_send(&[write(1000)])?;
+        end.qps[1].post_send(&[write(ABSENT)])?;
         let begin = Instant::now();
         let (mut done, mut slowest, mut failure) = (0u64, Duration::ZERO, None);
         while failure.is_none() {
             let posted = Instant::now();
             end.qps[0].post_send(&[write(done)])?;
             loop {
-                let wc = collect(&end.send_cq, 1, session.stall())?[0];
-                if wc.wr_id == 1000 {
+                let wc = collect(&end.send_cq, 1, session.stall()).map_err(|e| {
+                    let failed = failure.map(|(_, after): (_, Duration)| after);
+                    format!("good QP, Write {done}, the other failed after {failed:?}: {e}")
+                })?[0];
+                if wc.wr_id == ABSENT {
                     failure = Some((wc, begin.elapsed()));
                     continue;
                 }
