@@ -8,42 +8,26 @@ const REMEDY: &str = "rdma-core-sys needs the libibverbs headers and libclang: \
 install the packages libibverbs-dev and libclang-dev";
 
 fn main() {
-    for input in ["build.rs", "wrapper.h", "kernel.h"] {
+    for input in ["build.rs", "wrapper.h"] {
         println!("cargo::rerun-if-changed={input}");
     }
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
 
-    let verbs = base("wrapper.h")
-        .allowlist_type("(ibv|verbs|_ibv|ib_uverbs)_.*")
-        .allowlist_var("(IBV|IB_UVERBS)_.*")
-        .blocklist_type("verbs_ex_private")
-        .raw_line("use crate::verbs_ex_private;");
-    generate(verbs, out.join("verbs.rs"));
-
-    let kernel = base("kernel.h")
-        .allowlist_type("(ib_uverbs|ib_user|rdma_ucm|rdma_nldev|uverbs|rdma_driver)_.*")
-        .allowlist_var("(IB_USER|IB_UVERBS|UVERBS|RDMA)_.*");
-    generate(kernel, out.join("kernel.rs"));
-
-    if env::var_os("CARGO_FEATURE_CLIENT").is_some() {
-        println!("cargo::rustc-link-lib=ibverbs");
-        let client =
-            base("wrapper.h").allowlist_function("_?ibv_.*").blocklist_type(".*").raw_line("use crate::*;");
-        generate(client, out.join("client.rs"));
-    }
-}
-
-/// Settings all three binding files share.
-fn base(header: &str) -> bindgen::Builder {
-    bindgen::Builder::default()
-        .header(header)
+    let verbs = bindgen::Builder::default()
+        .header("wrapper.h")
         .default_enum_style(bindgen::EnumVariation::Consts)
         .prepend_enum_name(false)
         .derive_default(true)
         .generate_comments(false)
+        .allowlist_type("(ibv|verbs|_ibv|ib_uverbs)_.*")
+        .allowlist_var("(IBV|IB_UVERBS)_.*")
+        // Opaque; ours is in lib.rs.
+        .blocklist_type("verbs_ex_private")
+        .raw_line("use crate::verbs_ex_private;")
         // libc's types, so that its pthread functions take them.
         .blocklist_type("pthread_(mutex|cond)_t|timespec|__pthread.*")
-        .raw_line("#[allow(unused_imports)] use libc::{pthread_cond_t, pthread_mutex_t, timespec};")
+        .raw_line("use libc::{pthread_cond_t, pthread_mutex_t, timespec};");
+    generate(verbs, out.join("verbs.rs"));
 }
 
 /// Writes the bindings or ends the build with one sentence that names the packages.
