@@ -1,5 +1,6 @@
 //! Address handles: checked and resolved at creation, for datagrams to use.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use rdma_core_sys::{ibv_ah, ibv_ah_attr};
@@ -12,6 +13,8 @@ use crate::pd::{Pd, PdShared};
 #[repr(C)]
 pub(crate) struct Ah {
     _c: CPart<ibv_ah>,
+    /// Where datagrams with it go.
+    pub(crate) remote: IpAddr,
     /// Keeps the PD in use.
     _pd: Arc<PdShared>,
 }
@@ -25,8 +28,8 @@ impl Ah {
     /// EINVAL when the address vector is not one of RoCE.
     pub(crate) fn create(pd: &Pd, attr: &ibv_ah_attr) -> Result<Box<Self>> {
         let pd = Arc::clone(&pd.shared);
-        Addresses::resolve(pd.context.device.config(), attr)?;
+        let remote = Addresses::resolve(pd.context.device.config(), attr)?.remote;
         let _c = CPart::new(|ah: &mut ibv_ah| ah.handle = next_handle());
-        Ok(Box::new(Self { _c, _pd: pd }))
+        Ok(Box::new(Self { _c, remote, _pd: pd }))
     }
 }

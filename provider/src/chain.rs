@@ -4,8 +4,11 @@ use std::ffi::c_int;
 use std::marker::PhantomData;
 use std::slice;
 
-use metaroce_proto::types::Sge;
+use metaroce_proto::types::{Destination, Qpn, Sge};
 use rdma_core_sys::*;
+
+use crate::ah::Ah;
+use crate::ffi::{Result, object};
 
 /// A chain of send requests. Iterate with [`SendChain::next`].
 pub(crate) struct SendChain<'a> {
@@ -86,6 +89,12 @@ impl<'a> SendRequest<'a> {
             (a.remote_addr, a.rkey, a.compare_add, a.swap)
         }
     }
+    /// Where a datagram goes; EINVAL without an address handle of ours.
+    pub(crate) fn destination(self) -> Result<Destination> {
+        // SAFETY: plain integers and a pointer, whatever member was written.
+        let ud = unsafe { self.wr.wr.ud };
+        destination(ud.ah, ud.remote_qpn, ud.remote_qkey)
+    }
     /// The SGE list; `None` when its length is negative.
     pub(crate) fn sges(self) -> Option<&'a [ibv_sge]> {
         // SAFETY: `SendChain::new`'s caller vouches for the list.
@@ -133,6 +142,13 @@ impl<'a> RecvRequest<'a> {
         // SAFETY: `RecvChain::new`'s caller vouches for the list.
         unsafe { sge_list(self.wr.sg_list, self.wr.num_sge) }
     }
+}
+
+/// Where a datagram goes: the address handle resolved. EINVAL without one.
+pub(crate) fn destination(ah: *mut ibv_ah, qpn: u32, qkey: u32) -> Result<Destination> {
+    // SAFETY: the application passes an address handle that it keeps alive during the call, or NULL.
+    let ah = unsafe { object::<Ah>(ah)? };
+    Ok(Destination { ip: ah.remote, qpn: Qpn(qpn & 0xff_ffff), qkey })
 }
 
 /// The SGE as the core knows it.

@@ -44,6 +44,7 @@ fn push(qp: &Qp, post: &mut SendPost<'_>, request: SendRequest<'_>) -> Result<()
         rkey: 0,
         compare_add: 0,
         swap: 0,
+        dest: if qp.qp_type == IBV_QPT_UD { Some(request.destination()?) } else { None },
     };
     match opcode {
         Opcode::CompareSwap | Opcode::FetchAdd => {

@@ -142,6 +142,7 @@ impl Qp {
             dest_qpn: given(IBV_QP_DEST_QPN).then_some(Qpn(attr.dest_qp_num)),
             remote: addresses.map(|a| a.remote),
             local: addresses.map(|a| a.local),
+            qkey: given(IBV_QP_QKEY).then_some(attr.qkey),
             path_mtu: given(IBV_QP_PATH_MTU).then_some(128 << attr.path_mtu),
             timeout: given(IBV_QP_TIMEOUT).then_some(attr.timeout),
             retry_cnt: given(IBV_QP_RETRY_CNT).then_some(attr.retry_cnt),
@@ -279,8 +280,8 @@ impl engine::QpNotify for NotifierHandle {
             Event::LastWqeReached(_) => IBV_EVENT_QP_LAST_WQE_REACHED,
             Event::SqDrained(_) if !self.0.sq_drained.load(Ordering::Acquire) => return,
             Event::SqDrained(_) => IBV_EVENT_SQ_DRAINED,
-            // An SRQ has a notifier of its own.
-            Event::SrqLimit(_) => return,
+            // An SRQ has a notifier of its own; the state is kept by the engine.
+            Event::SrqLimit(_) | Event::State(..) => return,
         };
         self.0.events.event(event_type);
     }

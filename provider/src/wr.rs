@@ -7,7 +7,7 @@
 use std::ffi::{c_int, c_void};
 
 use metaroce_engine::SendPost;
-use metaroce_proto::types::{Opcode, SendWqe, Sge, send_flags};
+use metaroce_proto::types::{Destination, Opcode, SendWqe, Sge, send_flags};
 use rdma_core_sys::private::verbs_qp;
 use rdma_core_sys::*;
 
@@ -22,13 +22,23 @@ pub(crate) struct Builder {
     post: Option<SendPost<'static>>,
     /// The request that waits for its setter.
     open: Option<SendWqe>,
+    /// Data of an open datagram that still waits for its address.
+    waiting: Option<Waiting>,
+    /// The QP's requests need an address.
+    datagrams: bool,
     /// The first error.
     error: Option<Errno>,
 }
 
+/// Data of a datagram whose address comes after it; the interface allows either order.
+enum Waiting {
+    Sges(Vec<Sge>),
+    Inline(Vec<u8>),
+}
+
 impl Builder {
-    fn begin(&mut self, post: SendPost<'static>) {
-        *self = Self { post: Some(post), open: None, error: None };
+    fn begin(&mut self, post: SendPost<'static>, datagrams: bool) {
+        *self = Self { post: Some(post), datagrams, ..Self::default() };
     }
 
     fn fail(&mut self, outcome: Result<()>) {
@@ -39,6 +49,10 @@ impl Builder {
 
     /// Pushes a request whose setter did not come.
     fn close_open(&mut self) {
+        if self.waiting.take().is_some() {
+            self.open = None;
+            return self.fail(Err(libc::EINVAL));
+        }
         if self.open.is_some() {
             self.set_sges(0, 0, 0, std::iter::empty());
         }
@@ -65,6 +79,7 @@ impl Builder {
             rkey: 0,
             compare_add: 0,
             swap: 0,
+            dest: None,
         };
         fill(&mut wqe);
         self.open = Some(wqe);
@@ -78,6 +93,10 @@ impl Builder {
                     check_atomic_length(length)?;
                 }
                 (wqe.num_sge, wqe.length) = (num_sge, length);
+                if self.datagrams && wqe.dest.is_none() {
+                    (self.open, self.waiting) = (Some(wqe), Some(Waiting::Sges(sges.collect())));
+                    return Ok(());
+                }
                 post.push(wqe, sges)
             }),
             _ => Err(libc::EINVAL),
@@ -93,8 +112,33 @@ impl Builder {
                 check_inline(u32::try_from(length).unwrap_or(u32::MAX), max).and_then(|inline_len| {
                     wqe.flags |= send_flags::INLINE;
                     (wqe.inline_len, wqe.length) = (inline_len, u32::from(inline_len));
+                    if self.datagrams && wqe.dest.is_none() {
+                        let data = parts.flatten().copied().collect();
+                        (self.open, self.waiting) = (Some(wqe), Some(Waiting::Inline(data)));
+                        return Ok(());
+                    }
                     post.push_inline(wqe, parts)
                 })
+            }
+            _ => Err(libc::EINVAL),
+        };
+        self.fail(outcome);
+    }
+
+    /// Gives the open datagram its address, and pushes it if its data came before.
+    fn set_destination(&mut self, dest: Result<Destination>) {
+        let outcome = match (&mut self.post, self.open.take(), dest) {
+            (_, _, Err(errno)) => Err(errno),
+            (Some(post), Some(mut wqe), Ok(dest)) => {
+                wqe.dest = Some(dest);
+                match self.waiting.take() {
+                    Some(Waiting::Sges(sges)) => post.push(wqe, sges.into_iter()),
+                    Some(Waiting::Inline(data)) => post.push_inline(wqe, std::iter::once(&data[..])),
+                    None => {
+                        self.open = Some(wqe);
+                        Ok(())
+                    }
+                }
             }
             _ => Err(libc::EINVAL),
         };
@@ -161,6 +205,7 @@ pub(crate) fn set_functions(qp: &mut verbs_qp, ops: u64) {
     ex.wr_set_sge_list = Some(wr_set_sge_list);
     ex.wr_set_inline_data = Some(wr_set_inline_data);
     ex.wr_set_inline_data_list = Some(wr_set_inline_data_list);
+    ex.wr_set_ud_addr = Some(wr_set_ud_addr);
     if asked(IBV_QP_EX_WITH_SEND) {
         ex.wr_send = Some(wr_send);
     }
@@ -202,7 +247,8 @@ unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
     unsafe {
         if let Ok(qp) = object::<Qp>(qp.cast()) {
             let post = std::mem::transmute::<SendPost<'_>, SendPost<'static>>(qp.engine.send());
-            qp.builder.with(|builder| builder.begin(post));
+            let datagrams = qp.qp_type == IBV_QPT_UD;
+            qp.builder.with(|builder| builder.begin(post, datagrams));
         }
     }
 }
@@ -304,6 +350,13 @@ unsafe extern "C" fn wr_set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length
         building(qp, |qp, builder| {
             builder.set_sges(length, 1, qp.cap.max_send_sge, std::iter::once(sge));
         })
+    };
+}
+
+unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32) {
+    // SAFETY: as wr_send.
+    unsafe {
+        building(qp, |_, builder| builder.set_destination(chain::destination(ah, remote_qpn, remote_qkey)));
     };
 }
 

@@ -288,6 +288,7 @@ fn core_config(config: &DeviceConfig, slot: &slot::Slot, entropies: u8) -> std::
         },
         first_psn: 0,
         first_cpn: 0,
+        datagram_bytes_max: metaroce_config::active_mtu(config),
         receive_budget_bytes: slot.receive_budget_bytes,
     })
 }

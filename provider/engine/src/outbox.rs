@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use metaroce_proto::{Completion, CqId, Event, QpState, Qpn, Sink, SrqId, WcStatus};
+use metaroce_proto::{Completion, CqId, Event, Qpn, Sink, SrqId};
 
 use crate::arm::Armed;
 use crate::cq::CqShared;
@@ -39,9 +39,6 @@ pub(crate) struct CqSlot {
 impl Sink for Outbox {
     fn complete(&mut self, cq: CqId, completion: &Completion) {
         self.received |= completion.opcode as u8 >= metaroce_proto::WcOpcode::Recv as u8;
-        if completion.status != WcStatus::Success {
-            self.now_in_error(completion.qpn);
-        }
         let Some(slot) = self.cqs.get_mut(cq as usize).and_then(Option::as_mut) else { return };
         if !slot.producer.push(completion) {
             slot.overrun();
@@ -61,14 +58,17 @@ impl Sink for Outbox {
                     srq.notify(event);
                 }
             }
+            Event::State(qpn, state) => {
+                if let Some(qp) = self.qp(qpn.index()) {
+                    qp.set_state(state);
+                }
+            }
             Event::QpFatal(qpn)
             | Event::QpReqErr(qpn)
             | Event::QpAccessErr(qpn)
-            | Event::LastWqeReached(qpn) => {
-                self.now_in_error(qpn);
-                self.notify_qp(qpn, event);
-            }
-            Event::CommEst(qpn) | Event::SqDrained(qpn) => self.notify_qp(qpn, event),
+            | Event::LastWqeReached(qpn)
+            | Event::CommEst(qpn)
+            | Event::SqDrained(qpn) => self.notify_qp(qpn, event),
         }
     }
 }
@@ -174,11 +174,6 @@ impl Outbox {
         }
     }
 
-    fn now_in_error(&self, qpn: Qpn) {
-        if let Some(qp) = self.qp(qpn.index()) {
-            qp.set_state(QpState::Err);
-        }
-    }
     fn notify_qp(&self, qpn: Qpn, event: Event) {
         if let Some(qp) = self.qp(qpn.index()) {
             qp.notify(event);

@@ -27,6 +27,8 @@ pub struct Config {
     pub first_psn: u32,
     /// First connection packet number.
     pub first_cpn: u32,
+    /// Bytes of the largest datagram (UD): the active MTU.
+    pub datagram_bytes_max: u32,
     /// Bytes all peers together may have in flight towards us (what our receive buffer really holds).
     pub receive_budget_bytes: u32,
 }
@@ -58,6 +60,10 @@ pub mod limits {
     pub const MESSAGE_WINDOW: u16 = 256;
     /// Bytes in flight per connection whatever the peer grants: beyond 2 MiB loopback gains nothing.
     pub const CONN_BYTES_MAX: u32 = 2 << 20;
+    /// Bytes a UD receive begins with: the Global Routing Header.
+    pub const GRH_BYTES: u32 = 40;
+    /// How long an unreliable connection looks for its peer before what is posted counts as sent into the void.
+    pub const UNRELIABLE_PATIENCE_NS: Nanos = 500_000_000;
     /// Refusals waiting for confirmation per connection; further packets that would be refused count as not received.
     pub const REFUSALS_MAX: usize = 24;
     /// CREDIT frames per acknowledging packet.

@@ -52,9 +52,6 @@ impl Endpoint {
     }
     /// Makes a QP in RESET.
     pub fn create_qp(&mut self, init: &QpInit) -> Result<Qpn, Refused> {
-        if init.qp_type != QpType::Rc {
-            return Err(Refused::Unsupported);
-        }
         if let Some(id) = init.srq {
             self.srqs.get_mut(id).ok_or(Refused::NotFound)?.users += 1;
         }
@@ -78,10 +75,12 @@ impl Endpoint {
         let qp = self.qps.get(qpn).ok_or(Refused::NotFound)?;
         let was = qp.state;
         let to = change.state.unwrap_or(was);
+        let connected = qp.init.qp_type != QpType::Ud;
         let a = &mut qp.attrs;
         a.access = change.access.unwrap_or(a.access);
         a.dest_qpn = change.dest_qpn.unwrap_or(a.dest_qpn);
         a.remote = change.remote.or(a.remote);
+        a.qkey = change.qkey.unwrap_or(a.qkey);
         a.timeout = change.timeout.unwrap_or(a.timeout);
         a.retry_cnt = change.retry_cnt.unwrap_or(a.retry_cnt);
         a.rnr_retry = change.rnr_retry.unwrap_or(a.rnr_retry);
@@ -94,7 +93,7 @@ impl Endpoint {
                 let mut p = parts!(self, now, sink);
                 p.enter_error(qpn.index() as u16);
             }
-            QpState::Rtr if was == QpState::Init => {
+            QpState::Rtr if was == QpState::Init && connected => {
                 let remote = self.qps.get(qpn).and_then(|q| q.attrs.remote).ok_or(Refused::Invalid)?;
                 self.attach(now, qpn, remote)?;
                 self.set_state(qpn, to);
@@ -188,10 +187,12 @@ impl Endpoint {
         let mut recv_index = qp.tx.post_recv_index;
         qp.tx.sq.push_batch(batch, &mut recv_index);
         qp.tx.post_recv_index = recv_index;
-        if qp.state == QpState::Err {
-            return parts::flush(qp, sink);
+        match qp.state {
+            QpState::Err => parts::flush(qp, sink),
+            QpState::Sqe => parts::flush_sends(qp, sink),
+            _ if qp.init.qp_type == QpType::Ud => self.enqueue_datagrams(qpn),
+            _ => self.wake(now, qpn, sink),
         }
-        self.wake(now, qpn, sink);
     }
     /// Takes posted receives over; the batch is emptied.
     pub fn post_recvs(&mut self, now: Nanos, qpn: Qpn, batch: &mut RecvBatch, sink: &mut impl Sink) {

@@ -29,6 +29,8 @@ pub struct Endpoint {
     pub(crate) mrs: MrTable,
     pub(crate) timers: Timers,
     pub(crate) active: VecDeque<u32>,
+    /// UD QPs with something to send, in turn.
+    pub(crate) datagrams: VecDeque<u16>,
     /// Small answers that need no connection: RESET and CLOSE_ACK.
     pub(crate) strays: VecDeque<crate::peers::Stray>,
     pub(crate) strays_since: (Nanos, u32),
@@ -78,6 +80,7 @@ impl Endpoint {
             srqs: SrqTable::default(),
             timers: Timers::default(),
             active: VecDeque::new(),
+            datagrams: VecDeque::new(),
             strays: VecDeque::new(),
             strays_since: (0, 0),
             acked: Vec::new(),
@@ -106,6 +109,7 @@ impl Endpoint {
         match header.kind {
             PacketType::Hello => return self.on_hello(now, meta, &header, &bytes[HEADER_BYTES..], sink),
             PacketType::Reset => return self.on_reset(now, meta, &header, sink),
+            PacketType::Datagram => return self.on_ud(meta, &header, &bytes[HEADER_BYTES..], mem, sink),
             PacketType::Data | PacketType::Control => {}
         }
         let Some(index) = self.resolve(header.dcid) else {
@@ -201,7 +205,12 @@ impl Endpoint {
         let since = qp.tx.stalled_since.max(heard);
         let waiting_reads = qp.tx.outstanding_reads > 0;
         if let Some(patience) = qp.patience_ns() {
-            if now >= since + patience && matches!(qp.state, QpState::Rts | QpState::Sqd) {
+            if qp.init.qp_type == QpType::Uc {
+                if !conn.usable() && now >= qp.tx.stalled_since + patience {
+                    p.drop_sends(index);
+                    return self.put(conn);
+                }
+            } else if now >= since + patience && matches!(qp.state, QpState::Rts | QpState::Sqd) {
                 let msn = qp.tx.sq.base_msn();
                 p.fail_local(&mut conn, index, msn, WcStatus::RetryExcErr);
                 return self.put(conn);
@@ -222,7 +231,7 @@ impl Endpoint {
     /// Fills `burst` with packets for one path; `false` if there is nothing to send now. Local errors found while
     /// gathering (bad lkey) complete into `sink`.
     pub fn poll_burst(&mut self, now: Nanos, burst: &mut TxBurst, sink: &mut impl Sink) -> bool {
-        if self.poll_stray(burst) {
+        if self.poll_stray(burst) || self.poll_datagrams(now, burst, sink) {
             return true;
         }
         while let Some(index) = self.active.pop_front() {

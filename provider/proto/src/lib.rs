@@ -10,6 +10,7 @@ pub mod burst;
 pub mod config;
 mod connection;
 mod control;
+mod datagrams;
 pub mod endpoint;
 mod intake;
 pub mod memory;

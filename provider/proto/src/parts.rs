@@ -107,10 +107,18 @@ impl<S: Sink> Parts<'_, S> {
         let Some(qp) = self.qps.at(index) else { return };
         loop {
             if let Some((_, status)) = qp.tx.error.filter(|e| e.0 <= qp.tx.sq.base_msn()) {
+                // An error of its own stops only the send queue of an unreliable QP.
+                let rc = qp.init.qp_type == QpType::Rc;
+                let state = if rc { QpState::Err } else { QpState::Sqe };
+                self.sink.event(Event::State(qp.qpn, state));
                 if let Some(wqe) = qp.tx.sq.pop() {
                     complete_send(qp, &wqe, status, self.sink);
                 }
-                return self.enter_error(index);
+                if rc {
+                    return self.enter_error(index);
+                }
+                qp.state = state;
+                return flush_sends(qp, self.sink);
             }
             if !qp.tx.sq.get(qp.tx.sq.base_msn()).is_some_and(|w| w.done) {
                 break;
@@ -127,10 +135,20 @@ impl<S: Sink> Parts<'_, S> {
         }
         conn.enqueue(qp);
     }
+    /// Everything an unreliable QP has posted counts as sent into the void: its peer cannot be found.
+    pub fn drop_sends(&mut self, index: u16) {
+        let Some(qp) = self.qps.at(index) else { return };
+        while let Some(wqe) = qp.tx.sq.pop() {
+            complete_send(qp, &wqe, WcStatus::Success, self.sink);
+        }
+        qp.tx.cursor_msn = qp.tx.sq.base_msn();
+        qp.tx.cursor_offset = 0;
+    }
     /// The QP goes to ERR: everything posted completes flushed, in order.
     pub fn enter_error(&mut self, index: u16) {
         let Some(qp) = self.qps.at(index) else { return };
         let was = std::mem::replace(&mut qp.state, QpState::Err);
+        self.sink.event(Event::State(qp.qpn, QpState::Err));
         flush(qp, self.sink);
         if was != QpState::Err && qp.init.srq.is_some() {
             self.sink.event(Event::LastWqeReached(qp.qpn));
@@ -140,12 +158,7 @@ impl<S: Sink> Parts<'_, S> {
 
 /// Completes everything posted with WR_FLUSH_ERR.
 pub fn flush(qp: &mut Qp, sink: &mut impl Sink) {
-    while let Some(wqe) = qp.tx.sq.pop() {
-        complete_send(qp, &wqe, WcStatus::WrFlushErr, sink);
-    }
-    qp.tx.cursor_msn = qp.tx.sq.base_msn();
-    qp.tx.cursor_offset = 0;
-    qp.tx.outstanding_reads = 0;
+    flush_sends(qp, sink);
     while let Some(entry) = qp.rq.pop() {
         let completion = Completion {
             wr_id: entry.wr_id,
@@ -164,8 +177,19 @@ pub fn flush(qp: &mut Qp, sink: &mut impl Sink) {
     }
 }
 
+/// Completes the posted sends with WR_FLUSH_ERR.
+pub fn flush_sends(qp: &mut Qp, sink: &mut impl Sink) {
+    while let Some(wqe) = qp.tx.sq.pop() {
+        complete_send(qp, &wqe, WcStatus::WrFlushErr, sink);
+    }
+    qp.tx.cursor_msn = qp.tx.sq.base_msn();
+    qp.tx.cursor_offset = 0;
+    qp.tx.outstanding_reads = 0;
+    qp.tx.error = None;
+}
+
 /// The completion of a work request, if it is to have one: errors always, successes when signaled.
-fn complete_send(qp: &mut Qp, wqe: &Wqe, status: WcStatus, sink: &mut impl Sink) {
+pub fn complete_send(qp: &mut Qp, wqe: &Wqe, status: WcStatus, sink: &mut impl Sink) {
     qp.tx.release += 1;
     if status == WcStatus::Success && wqe.wr.flags & send_flags::SIGNALED == 0 {
         return;

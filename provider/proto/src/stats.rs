@@ -15,6 +15,10 @@ pub struct EndpointStats {
     pub spurious_retransmits: u64,
     /// Messages refused because no receive was posted.
     pub rnr_sent: u64,
+    /// Datagrams dropped: no receive, too small a receive, wrong Q_Key, no such QP.
+    pub datagrams_dropped: u64,
+    /// Messages of unreliable connections dropped.
+    pub uc_dropped: u64,
     /// Connections alive now.
     pub connections: u64,
     /// Bytes of transport state (connections, paths, windows), without QPs.

@@ -117,6 +117,19 @@ pub struct SendWqe {
     pub compare_add: u64,
     /// CompareSwap: new value.
     pub swap: u64,
+    /// Where it goes (UD); `None` on connected QPs.
+    pub dest: Option<Destination>,
+}
+
+/// Where a datagram goes: the address handle resolved, and what the work request says beside it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Destination {
+    /// Peer address.
+    pub ip: IpAddr,
+    /// Remote QP.
+    pub qpn: Qpn,
+    /// Q_Key; with the top bit set the QP's own is sent instead.
+    pub qkey: u32,
 }
 
 /// Work requests on their way from `ibv_post_send` into the core: WQEs in order, their SGEs and inline bytes
@@ -184,6 +197,8 @@ pub enum WcOpcode {
     RecvRdmaWithImm = 129,
 }
 
+/// `IBV_WC_GRH`.
+pub const WC_GRH: u8 = 1;
 /// `IBV_WC_WITH_IMM`.
 pub const WC_WITH_IMM: u8 = 2;
 
@@ -229,6 +244,8 @@ pub enum Event {
     SqDrained(Qpn),
     /// IBV_EVENT_QP_LAST_WQE_REACHED (QPs on an SRQ).
     LastWqeReached(Qpn),
+    /// Not a verbs event: the core itself moved the QP to this state; comes before the completions that tell why.
+    State(Qpn, QpState),
     /// IBV_EVENT_SRQ_LIMIT_REACHED.
     SrqLimit(SrqId),
 }
@@ -309,6 +326,8 @@ pub struct QpModify {
     /// Peer address from the address vector's GID, and our own address from `sgid_index`.
     pub remote: Option<IpAddr>,
     pub local: Option<IpAddr>,
+    /// Q_Key (UD).
+    pub qkey: Option<u32>,
     /// Path MTU in bytes.
     pub path_mtu: Option<u32>,
     pub timeout: Option<u8>,

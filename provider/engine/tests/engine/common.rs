@@ -142,6 +142,7 @@ pub fn wqe(opcode: Opcode, length: u32, remote: (u64, u32)) -> SendWqe {
         rkey: remote.1,
         compare_add: 0,
         swap: 0,
+        dest: None,
     }
 }
 

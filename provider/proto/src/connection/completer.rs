@@ -194,6 +194,9 @@ fn on_accepted<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, frame: &TxFrame) 
 fn on_request_accepted<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, frame: &TxFrame) {
     let now = p.now;
     let Some(qp) = p.qps.at(frame.qp).filter(|q| q.tx.life == frame.life) else { return };
+    if qp.init.qp_type != QpType::Rc {
+        return;
+    }
     let Some(wqe) = qp.tx.sq.get_mut(frame.msn).filter(|w| w.attempt == frame.attempt) else { return };
     wqe.acked += frame.len;
     let consumes = wqe.wr.opcode.consumes_recv();
@@ -225,7 +228,7 @@ pub fn on_refuse<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, refuse: &Refuse
         return confirm(conn, refuse.qpn.index() as u16, refuse.life, refuse.attempt.wrapping_add(1));
     };
     let index = refuse.qpn.index() as u16;
-    if qp.state == QpState::Err {
+    if qp.state == QpState::Err || qp.init.qp_type != QpType::Rc {
         return confirm(conn, index, refuse.life, refuse.attempt.wrapping_add(1));
     }
     let tx = &mut qp.tx;

@@ -1,6 +1,6 @@
 //! A connection: everything shared by the streams between two endpoints.
 //!
-//! `handshake` makes it, `requester` fills bursts of packets that `packet` builds, `responder` takes requests in, `response` sends and takes their
+//! `handshake` makes it, `requester` fills bursts of packets that `packet` builds, `responder` takes requests in (`unreliable` those of UC), `response` sends and takes their
 //! answers, `completer` digests acknowledgements.
 
 pub mod completer;
@@ -9,6 +9,7 @@ pub mod packet;
 pub mod requester;
 pub mod responder;
 pub mod response;
+pub mod unreliable;
 
 use crate::config::{Config, limits};
 use crate::path::{PathRx, PathTx, TxFrame};

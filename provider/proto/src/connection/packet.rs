@@ -38,7 +38,7 @@ pub fn build_packet<S: Sink>(
             break;
         }
         match peek(p, conn) {
-            Some(n) if n.whole && b.size + n.header + n.len <= limit => next = n,
+            Some(n) if n.whole && b.size + n.header + n.len <= limit && fits(&n, path) => next = n,
             _ => break,
         }
     }
@@ -54,6 +54,11 @@ pub fn build_packet<S: Sink>(
     let slot = p.path_slot(tx.plane, path, conn.paths.len());
     p.count_tx(slot, b.size, true, b.retransmit);
     Some(b.size)
+}
+
+/// The item may go on this path.
+fn fits(next: &Next, path: usize) -> bool {
+    next.pin.is_none_or(|pin| usize::from(pin) == path)
 }
 
 /// A packet under construction.
@@ -189,7 +194,16 @@ impl Builder {
             qp.tx.cursor_msn += 1;
             qp.tx.cursor_offset = 0;
         }
-        p.arm_qp(index);
+        let sent = qp.tx.cursor_offset == 0;
+        if qp.init.qp_type == QpType::Uc {
+            // Nobody confirms an unreliable message: it is complete when it has left.
+            if sent && let Some(wqe) = qp.tx.sq.get_mut(msn) {
+                wqe.done = true;
+                p.retire(conn, index);
+            }
+        } else {
+            p.arm_qp(index);
+        }
         Some(f)
     }
 

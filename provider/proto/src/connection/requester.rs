@@ -40,6 +40,8 @@ pub struct Next {
     pub len: u32,
     /// The frame ends its message and began it: further small messages may share the packet.
     pub whole: bool,
+    /// It must take this path: an unreliable stream keeps its order by keeping to one.
+    pub pin: Option<u8>,
 }
 
 /// Fills `burst` with packets for one path; false if there is nothing to send now.
@@ -193,10 +195,10 @@ pub fn peek<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn) -> Option<Next> {
         let header = retransmit_header(p, f);
         let len = if matches!(f.kind, FrameKind::Request | FrameKind::Response) { f.len } else { 0 };
         let whole = len < conn.payload_max / 2;
-        return Some(Next { item: Item::Again(again), header, len, whole });
+        return Some(Next { item: Item::Again(again), header, len, whole, pin: None });
     }
     if conn.ping_due {
-        return Some(Next { item: Item::Ping, header: 4, len: 0, whole: true });
+        return Some(Next { item: Item::Ping, header: 4, len: 0, whole: true, pin: None });
     }
     peek_response(p, conn).or_else(|| peek_request(p, conn))
 }
@@ -206,7 +208,9 @@ pub fn retransmit_header<S: Sink>(p: &mut Parts<'_, S>, f: &mut TxFrame) -> u32 
     let qp = p.qps.at(f.qp);
     match f.kind {
         FrameKind::Request => {
-            let wqe = qp.filter(|q| q.tx.life == f.life).and_then(|q| q.tx.sq.get(f.msn));
+            // What an unreliable stream lost stays lost: only its numbers are filled.
+            let live = |q: &&mut Qp| q.tx.life == f.life && q.init.qp_type == QpType::Rc;
+            let wqe = qp.filter(live).and_then(|q| q.tx.sq.get(f.msn));
             match wqe.filter(|w| w.attempt == f.attempt) {
                 Some(wqe) => return frame::request_header_bytes(wqe.wr.opcode) as u32,
                 None => f.kind = FrameKind::VoidRequest,
@@ -235,7 +239,7 @@ fn peek_response<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn) -> Option<Next>
                 let len = (job.total - job.sent).min(conn.payload_max);
                 let whole = job.total <= conn.payload_max / 2;
                 let header = frame::RESPONSE_BYTES as u32;
-                return Some(Next { item: Item::Response(index), header, len, whole });
+                return Some(Next { item: Item::Response(index), header, len, whole, pin: None });
             }
             qp.rx.in_round = false;
         }
@@ -255,7 +259,9 @@ fn peek_request<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn) -> Option<Next> 
             {
                 let (header, len) = segment(conn, wqe, qp.tx.cursor_offset);
                 let whole = wqe.wr.length <= conn.payload_max / 2 || wqe.wr.opcode.has_response();
-                return Some(Next { item: Item::Request(index), header, len, whole });
+                let pinned = qp.init.qp_type == QpType::Uc && !conn.paths.is_empty();
+                let pin = pinned.then(|| (usize::from(index) % conn.paths.len()) as u8);
+                return Some(Next { item: Item::Request(index), header, len, whole, pin });
             }
             qp.tx.in_round = false;
         }
@@ -337,7 +343,8 @@ fn fill_data<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, burst: &mut TxBurst
         let Some(next) = peek(p, conn) else { break };
         let size = HEADER_BYTES as u32 + next.header + next.len;
         // One GSO datagram: equal sizes, only the last may be smaller.
-        if size > first_bytes || burst.packets.last().is_some_and(|l| l.1 < first_bytes) {
+        let elsewhere = next.pin.is_some_and(|pin| usize::from(pin) != path);
+        if elsewhere || size > first_bytes || burst.packets.last().is_some_and(|l| l.1 < first_bytes) {
             break;
         }
         if build_packet(p, conn, burst, path, next, first_bytes).is_none() {
@@ -364,6 +371,11 @@ fn first_piece_of_last(burst: &TxBurst) -> Option<Piece> {
 }
 
 fn choose_path(conn: &mut Conn, next: &Next, most: u32) -> Option<(usize, u32)> {
+    if let Some(pin) = next.pin {
+        let room = conn.paths[usize::from(pin)].room();
+        conn.paths[usize::from(pin)].limited |= room < most;
+        return (room > 0).then_some((usize::from(pin), room));
+    }
     if let Item::Again(again) = next.item {
         // Repair on the path that lost it, unless that path is in trouble (design D9).
         let path = usize::from(again.path);

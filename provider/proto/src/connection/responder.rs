@@ -59,8 +59,14 @@ fn accept<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, f: &Request<'_>, mem: 
         Binding::History => return Outcome::Resolved,
         Binding::Foreign => return not_ready(p, conn, f),
     }
+    let unreliable = qp.init.qp_type == QpType::Uc;
     if qp.state == QpState::Rtr && !std::mem::replace(&mut qp.rx.established, true) {
         p.sink.event(Event::CommEst(f.dst_qpn));
+    }
+    // Unreliable streams have their own, shorter list.
+    if unreliable {
+        super::unreliable::accept(p, conn, index, f, mem);
+        return Outcome::Resolved;
     }
     // 4. The message is not complete yet and within the window.
     let msn = unwrap32(f.msn, qp.rx.next_msn);
@@ -189,14 +195,14 @@ fn bind(qp: &mut Qp, conn: &Conn, f: &Request<'_>) -> Binding {
 }
 
 /// The reason a request is denied.
-enum Denied {
+pub enum Denied {
     /// The first receive index that is missing.
     NoReceive(u32),
     /// The stream ends at this message.
     Fatal(RefuseCode, Option<WcStatus>),
 }
 
-fn operation_allowed(qp: &Qp, f: &Request<'_>) -> Result<(), Denied> {
+pub fn operation_allowed(qp: &Qp, f: &Request<'_>) -> Result<(), Denied> {
     let invalid = Err(Denied::Fatal(RefuseCode::InvalidRequest, None));
     let needed = match f.opcode {
         Opcode::Send | Opcode::SendImm => return Ok(()),
@@ -247,7 +253,7 @@ fn receive_ready<S: Sink>(p: &mut Parts<'_, S>, index: u16, f: &Request<'_>) -> 
     writable.ok_or(Denied::Fatal(RefuseCode::Operation, Some(WcStatus::LocProtErr)))
 }
 
-fn key_good<S: Sink>(p: &mut Parts<'_, S>, index: u16, f: &Request<'_>) -> Result<(), Denied> {
+pub fn key_good<S: Sink>(p: &mut Parts<'_, S>, index: u16, f: &Request<'_>) -> Result<(), Denied> {
     let Some(qp) = p.qps.at(index) else { return Ok(()) };
     let rights = match f.opcode {
         Opcode::Send | Opcode::SendImm => return Ok(()),
@@ -445,7 +451,7 @@ fn release<S: Sink>(p: &mut Parts<'_, S>, index: u16, msg: &RxMsg, mem: &mut imp
 }
 
 /// The completion of a receive.
-fn deliver<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: u16, msg: &RxMsg) {
+pub fn deliver<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: u16, msg: &RxMsg) {
     let Some(qp) = p.qps.at(index) else { return };
     let Some(entry) = qp.rq.pop() else { return };
     let with_imm = msg.opcode != Opcode::Send;

@@ -20,6 +20,8 @@ pub struct Attrs {
     pub dest_qpn: Qpn,
     /// Peer address.
     pub remote: Option<IpAddr>,
+    /// Q_Key (UD).
+    pub qkey: u32,
     /// Local ACK timeout code (4.096 us * 2^code; 0: never).
     pub timeout: u8,
     /// Retries before RETRY_EXC_ERR.
@@ -72,6 +74,9 @@ impl Qp {
     }
     /// How long the peer may be silent before the QP gives up; `None`: for ever.
     pub fn patience_ns(&self) -> Option<Nanos> {
+        if self.init.qp_type != QpType::Rc {
+            return Some(crate::config::limits::UNRELIABLE_PATIENCE_NS);
+        }
         // Codes below 10 (4 ms) are shorter than a scheduling hiccup of a software device.
         let code = u32::from(self.attrs.timeout & 31);
         (code != 0).then(|| (4096 << code.max(10)) * (u64::from(self.attrs.retry_cnt) + 1))

@@ -150,6 +150,8 @@ pub struct RxStream {
     pub base_job: u64,
     /// Job whose packets are sent next.
     pub cursor_job: u64,
+    /// Unreliable stream: the message being received and the bytes of it so far.
+    pub partial: Option<(u64, u32)>,
     /// It is in its connection's round of responders.
     pub in_round: bool,
     /// The receive limit last told to the peer.

@@ -3,9 +3,11 @@
 //! [`Header::parse`], [`frame::Frames`] and [`hello::Hello::parse`] are the only ways to obtain header fields; what
 //! they give is complete and in range. All numbers are big-endian.
 
+pub mod datagram;
 pub mod frame;
 pub mod hello;
 
+pub use datagram::Datagram;
 pub use frame::{Ack, Frame, Frames, Refuse, RefuseCode, Request, RespKind, Response, Void};
 pub use hello::Hello;
 
@@ -26,6 +28,8 @@ pub enum PacketType {
     Hello = 3,
     /// The destination does not know the connection id.
     Reset = 4,
+    /// An unreliable datagram (UD): no connection, no PSN.
+    Datagram = 5,
 }
 
 /// Header flag: the sender wants an acknowledgement at once.
@@ -64,6 +68,7 @@ impl Header {
             2 => PacketType::Control,
             3 => PacketType::Hello,
             4 => PacketType::Reset,
+            5 => PacketType::Datagram,
             _ => return None,
         };
         let src_slot = u16::from_be_bytes([b[16], b[17]]);

@@ -127,6 +127,7 @@ pub fn config(host: usize, incarnation: u64, seed: u64) -> Config {
         burst_packets_max: 15,
         first_psn: seed as u32,
         first_cpn: (seed >> 32) as u32,
+        datagram_bytes_max: 4096,
         receive_budget_bytes: 1 << 20,
     }
 }
@@ -306,8 +307,11 @@ impl Net {
     }
 
     pub fn qp(&mut self, host: usize, srq: Option<SrqId>) -> Qpn {
+        self.qp_of(host, QpType::Rc, srq)
+    }
+    pub fn qp_of(&mut self, host: usize, qp_type: QpType, srq: Option<SrqId>) -> Qpn {
         let init = QpInit {
-            qp_type: QpType::Rc,
+            qp_type,
             pd: 1,
             send_cq: 1,
             recv_cq: 2,
@@ -396,5 +400,6 @@ pub fn wr(wr_id: u64, opcode: Opcode, length: u32, num_sge: u8) -> SendWqe {
         rkey: 0,
         compare_add: 0,
         swap: 0,
+        dest: None,
     }
 }
