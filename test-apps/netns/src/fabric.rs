@@ -1,6 +1,6 @@
 //! The fabric: two hosts, a cable per plane. Loss strikes at the receiving host, where the sender cannot notice it.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsRawFd;
 use std::process::Command;
@@ -89,6 +89,9 @@ impl Host {
         let namespace = system::new_network().map_err(|e| Failure::CannotHere(CannotHere(e.to_string())))?;
         let host = Self { namespace, index };
         host.tool("ip", &["link", "set", "lo", "up"])?;
+        // Link-local addresses would be unusable for a second or two after the link comes up, while the kernel looks for
+        // duplicates. Without IPv6 there is nothing to switch off.
+        let _ = host.run(|| fs::write("/proc/sys/net/ipv6/conf/default/accept_dad", "0"))?;
         Ok(host)
     }
 

@@ -167,7 +167,7 @@ fn rnr(session: &mut Session, retries: u8, opcode: Opcode) -> Outcome {
 /// `rnr_retry` 7 waits for ever; other traffic of the connection is not held up by the wait.
 fn rnr_then_posted(session: &mut Session) -> Outcome {
     let wait = Duration::from_millis(700);
-    let attr = Attr { rnr_retry: 7, min_rnr_timer: 1, timeout: 10, retry_cnt: 1, ..Attr::default() };
+    let attr = Attr { rnr_retry: 7, min_rnr_timer: 1, timeout: 14, retry_cnt: 1, ..Attr::default() };
     let mut end = End::new(session, &Setup { qps: 2, attr, ..Setup::default() })?;
     let memory = buffer(&end)?;
     let remote: (u64, u32) = session.swap(&(memory.address(), memory.rkey()))?;
