@@ -110,6 +110,11 @@ impl End {
         Ok(())
     }
 
+    /// Our own QP `index` as a peer (loopback inside the process).
+    pub fn myself(&self, index: usize) -> Remote {
+        Remote { gid: self.gid, qpn: self.qps[index].qpn() }
+    }
+
     /// The attributes QP `index` connects with.
     pub fn attr_for(&self, index: usize) -> Attr {
         Attr { remote: self.remotes[index], ..self.attr }

@@ -95,6 +95,26 @@ fn alarm(seconds: u64) {
     unsafe { libc::alarm(u32::try_from(seconds).unwrap_or(u32::MAX)) };
 }
 
+/// Forks a child that ends at once, as programs that use `fork` do, and waits for it.
+pub fn fork_and_wait() -> std::io::Result<()> {
+    // SAFETY: the child calls only _exit, which is safe after fork in a process with threads; waitpid writes one int.
+    unsafe {
+        match libc::fork() {
+            -1 => Err(std::io::Error::last_os_error()),
+            0 => libc::_exit(0),
+            child => {
+                let mut status = 0;
+                libc::waitpid(child, &mut status, 0);
+                if status == 0 {
+                    Ok(())
+                } else {
+                    Err(std::io::Error::other(format!("a forked child ended with {status}")))
+                }
+            }
+        }
+    }
+}
+
 /// Kills this process as `kill -9` would: no destructor runs, no goodbye is sent.
 pub fn kill_self() -> ! {
     // SAFETY: getpid and kill touch no memory; SIGKILL cannot be handled.

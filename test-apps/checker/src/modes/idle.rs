@@ -55,6 +55,16 @@ fn idle(session: &mut Session, seconds: u64, traffic: bool) -> Outcome {
         .collect();
     let detail = format!("{} threads over {seconds} s; {}", after.len(), woken.join(", "));
     session.check("voluntary context switches flat", woken.is_empty(), detail);
+    session.barrier()?;
+    if traffic {
+        // The transport may have let go of an idle connection; the QP has not.
+        end.qps[0].post_recv(&[RecvWr { wr_id: 3, sges: vec![buffer.sge(0, 64)] }])?;
+        session.barrier()?;
+        end.qps[0].post_send(&[SendWr::new(4, Opcode::Send).sges([buffer.sge(64, 64)])])?;
+        collect_good(&end.send_cq, 1, session.stall())?;
+        collect_good(&end.recv_cq, 1, session.stall())?;
+        session.check("works on after the pause", true, format!("{seconds} s"));
+    }
     session.barrier()
 }
 
