@@ -82,8 +82,10 @@ pub mod limits {
     pub const PTO_MIN_NS: Nanos = 3_000_000;
     /// Probe timeout ceiling before backoff.
     pub const PTO_MAX_NS: Nanos = 200_000_000;
-    /// Doublings of the probe timeout.
-    pub const PTO_BACKOFF_MAX: u32 = 5;
+    /// Doublings of the probe timeout: few, because the patience of a QP must hold many probes.
+    pub const PTO_BACKOFF_MAX: u32 = 2;
+    /// Probes without an answer after which it is looked whether anybody still wants the peer.
+    pub const PTO_HOPELESS: u32 = 6;
     /// Reorder tolerance ceiling: above it a gap is a loss whatever the path did before.
     pub const REORDER_TOLERANCE_MAX_NS: Nanos = 10_000_000;
     /// First reorder tolerance after a spurious repair without a round trip sample.
@@ -93,7 +95,7 @@ pub mod limits {
     /// HELLO repeats: first interval and its ceiling.
     pub const HELLO_FIRST_NS: Nanos = 2_000_000;
     /// Ceiling of the HELLO interval.
-    pub const HELLO_MAX_NS: Nanos = 100_000_000;
+    pub const HELLO_MAX_NS: Nanos = 25_000_000;
     /// HELLOs of one size before a smaller segment is tried.
     pub const HELLOS_PER_SIZE: u32 = 3;
     /// Pause after a QP was found not ready: first and ceiling (doubling).

@@ -153,7 +153,7 @@ impl Endpoint {
             return self.put(conn);
         }
         conn.timer_at = Nanos::MAX;
-        if conn.usable() && conn.paths.iter().any(|x| x.pto_count >= limits::PTO_BACKOFF_MAX) {
+        if conn.usable() && conn.paths.iter().any(|x| x.pto_count >= limits::PTO_HOPELESS) {
             let silent = conn.last_heard + limits::DEAD_AFTER_NS < now;
             let wanted = self.qps.iter_mut().any(|q| q.tx.conn == Some(index) && q.tx.outstanding());
             if silent && !wanted {

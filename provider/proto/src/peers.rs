@@ -157,8 +157,13 @@ impl Endpoint {
                 None => return,
             },
         };
-        if let Some(other) = self.same_peer(index, &hello) {
-            return self.merge(now, index, other, sink);
+        if addressed.is_some() && hello.bound != header.dcid && hello.bound != 0 {
+            // The peer is bound to another connection of ours: the two are one, if we still know that one.
+            match self.resolve(hello.bound).filter(|other| *other != index) {
+                Some(other) => self.merge(now, index, other, sink),
+                None => self.push_stray(PacketType::Reset, hello.bound, meta, header),
+            }
+            return;
         }
         let config = self.config.clone();
         let Some(conn) = self.conn_mut(index) else { return };
@@ -174,7 +179,9 @@ impl Endpoint {
             conn.peer_ips.push(src);
         }
         conn.learn(&hello, &config);
-        conn.hello.answer_due |= hello.wants_answer;
+        if hello.wants_answer {
+            conn.hello.answer_to = Some(hello.scid);
+        }
         if header.dcid != 0 {
             // The peer echoes our id: it is where it says it is.
             conn.establish(now);
@@ -218,23 +225,6 @@ impl Endpoint {
         let index = self.make(src, slot).ok()?;
         self.conn_mut(index)?.self_accepting = true;
         Some(index)
-    }
-
-    /// Another connection to the same life of the same peer, found behind another address.
-    fn same_peer(&self, index: u32, hello: &Hello) -> Option<u32> {
-        if hello.incarnation == self.config.incarnation {
-            return None;
-        }
-        let this = self.conns.get(index as usize)?.as_ref()?;
-        if this.peer_incarnation != 0 {
-            return None;
-        }
-        let other = self.each_conn().find(|c| {
-            c.index != index
-                && c.peer_incarnation == hello.incarnation
-                && !matches!(c.state, ConnState::Dead | ConnState::Alias(_))
-        });
-        other.map(|c| c.index)
     }
 
     /// `index` turned out to be `other`: its streams move there.
@@ -293,9 +283,13 @@ impl Endpoint {
     /// A RESET: the peer does not know an id we used.
     pub(crate) fn on_reset(&mut self, now: Nanos, meta: &RxMeta, header: &Header, sink: &mut impl Sink) {
         let src = meta.src.ip();
-        let ours = |c: &&Conn| c.usable() && c.peer_cid == header.dcid && c.peer_ips.contains(&src);
-        let index = self.each_conn().find(ours).map(|c| c.index);
-        if let Some(index) = index {
+        let ours =
+            |c: &&Conn| c.peer_cid == header.dcid && c.peer_ips.contains(&src) && c.state != ConnState::Dead;
+        let Some(index) = self.each_conn().find(ours).map(|c| c.index) else { return };
+        let Some(conn) = self.conn_mut(index) else { return };
+        if conn.state == ConnState::Connecting {
+            conn.unlearn();
+        } else {
             self.kill(now, index, sink);
         }
     }

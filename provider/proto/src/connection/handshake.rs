@@ -49,7 +49,6 @@ impl Conn {
             self.hello.due = Some(now + wait.min(limits::HELLO_MAX_NS));
             self.hello.tries += 1;
         }
-        self.hello.answer_due = false;
         self.hello.ordinal += 1;
         let planes = config
             .planes
@@ -60,6 +59,7 @@ impl Conn {
             wants_answer,
             incarnation: config.incarnation,
             scid: self.cid,
+            bound: self.peer_cid,
             ordinal: self.hello.ordinal,
             segment: self.proposed_segment,
             unit: unit_for(u32::from(self.proposed_segment)) as u16,
@@ -72,22 +72,34 @@ impl Conn {
         }
     }
 
-    /// Header of a HELLO of ours.
-    pub fn hello_header(&self, config: &Config) -> Header {
+    /// Header of a HELLO of ours to the connection `dcid` of the peer.
+    pub fn hello_header(dcid: u64, config: &Config) -> Header {
         Header {
             kind: PacketType::Hello,
             flags: 0,
             path: 0,
             generation: 0,
-            dcid: self.peer_cid,
+            dcid,
             psn: 0,
             src_slot: config.slot,
             backlog: 0,
         }
     }
 
-    /// Takes the peer's parameters in. Only the first HELLO of a life changes anything but the segment.
+    /// Forgets what a HELLO said: the peer has given that connection up before it was established.
+    pub fn unlearn(&mut self) {
+        self.peer_cid = 0;
+        self.peer_incarnation = 0;
+        self.paths.clear();
+        self.rx_paths.clear();
+        self.hello.tries = 0;
+    }
+
+    /// Takes the peer's parameters in. Only the first HELLO of its connection changes anything.
     pub fn learn(&mut self, hello: &Hello, config: &Config) {
+        if self.peer_cid != 0 && self.peer_cid != hello.scid && self.state == ConnState::Connecting {
+            self.unlearn();
+        }
         if self.peer_cid != 0 {
             return;
         }

@@ -64,8 +64,8 @@ pub struct PendingRefusal {
 pub struct HelloState {
     /// When to send the next HELLO of ours.
     pub due: Option<Nanos>,
-    /// The peer asked.
-    pub answer_due: bool,
+    /// The peer asked: the id of its to answer to.
+    pub answer_to: Option<u64>,
     /// HELLOs sent without an answer.
     pub tries: u32,
     /// Of the next HELLO.

@@ -75,12 +75,14 @@ pub fn fill<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, burst: &mut TxBurst)
 
 fn fill_hello<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, burst: &mut TxBurst) -> bool {
     let asks = conn.state == ConnState::Connecting && conn.hello.due.is_some_and(|at| at <= p.now);
-    if !asks && !conn.hello.answer_due {
+    if !asks && conn.hello.answer_to.is_none() {
         return false;
     }
+    // A question of ours that knows the peer's id answers the peer's as well.
+    let dcid = conn.hello.answer_to.take().unwrap_or(conn.peer_cid);
     let budget = p.budget_for_new();
     let hello = conn.make_hello(p.now, p.config, budget, asks);
-    conn.hello_header(p.config).write(&mut burst.bytes);
+    Conn::hello_header(dcid, p.config).write(&mut burst.bytes);
     hello.write(0, &mut burst.bytes);
     let len = burst.bytes.len() as u32;
     burst.pieces.push(Piece::Bytes { start: 0, len });

@@ -21,6 +21,9 @@ pub struct Hello {
     pub incarnation: u64,
     /// The id the sender wants in packets to it.
     pub scid: u64,
+    /// The receiver's id the sender is bound to; 0 if none yet. It differs from the id the packet is addressed to
+    /// when the receiver asks by another of its connections: those two are one.
+    pub bound: u64,
     /// Counts the sender's HELLOs on this connection.
     pub ordinal: u32,
     /// Largest UDP payload the sender proposes; the packet is padded to it.
@@ -55,11 +58,12 @@ impl Hello {
     pub fn parse(bytes: &[u8]) -> Option<Hello> {
         let mut r = Reader(bytes);
         let wants_answer = r.u32()? & 1 != 0;
-        let (incarnation, scid, ordinal) = (r.u64()?, r.u64()?, r.u32()?);
+        let (incarnation, scid, bound, ordinal) = (r.u64()?, r.u64()?, r.u64()?, r.u32()?);
         let mut hello = Hello {
             wants_answer,
             incarnation,
             scid,
+            bound,
             ordinal,
             segment: 0,
             unit: 0,
@@ -110,6 +114,7 @@ impl Hello {
         out.extend_from_slice(&u32::from(self.wants_answer).to_be_bytes());
         out.extend_from_slice(&self.incarnation.to_be_bytes());
         out.extend_from_slice(&self.scid.to_be_bytes());
+        out.extend_from_slice(&self.bound.to_be_bytes());
         out.extend_from_slice(&self.ordinal.to_be_bytes());
         out.extend_from_slice(&[TLV_PARAMS, 0, 24]);
         out.extend_from_slice(&self.segment.to_be_bytes());
