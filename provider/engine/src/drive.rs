@@ -132,7 +132,7 @@ impl Engine {
         }
         let mut core = self.core.lock();
         let now = self.clock.now();
-        if let Core { out, io: Some(io) } = &mut *core {
+        if let Core { out, io: Some(io), .. } = &mut *core {
             io.take_doorbells(now, self, out);
         }
         let result = verb(&mut core, now);
@@ -159,9 +159,15 @@ impl Engine {
             return;
         };
         let done = core.step(self, Work::All);
-        self.park.last_poll.store(self.clock.now(), Ordering::Relaxed);
+        self.park.last_poll.store(done.now, Ordering::Relaxed);
+        let idle = done.received == 0 && done.sent == 0 && !done.completed;
+        core.idle_polls = if idle { core.idle_polls + 1 } else { 0 };
+        let yields = core.idle_polls >= IDLE_POLLS_BEFORE_YIELD;
+        if yields {
+            core.idle_polls = 0;
+        }
         self.unlock(core, done);
-        if done.received == 0 && done.sent == 0 && !done.completed {
+        if yields {
             std::thread::yield_now();
         }
     }
@@ -256,7 +262,7 @@ impl Engine {
                 socket::wait(wake.fd(), Some(io.rx.fd()), Some(timeout));
             }
         }
-        let Core { out, io: Some(io) } = &mut *core else { return };
+        let Core { out, io: Some(io), .. } = &mut *core else { return };
         io.publish_last_counters(out);
     }
 }

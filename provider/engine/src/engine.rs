@@ -21,6 +21,8 @@ pub(crate) struct Core {
     pub(crate) out: Outbox,
     /// The core and its sockets; made on the first use that needs them.
     pub(crate) io: Option<Box<Io>>,
+    /// Full steps of pollers in a row that found nothing to do.
+    pub(crate) idle_polls: u32,
 }
 
 /// The core, its sockets and scratch space.
@@ -48,6 +50,8 @@ pub(crate) enum Work {
 /// What a step did and what it wants.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Done {
+    /// When it was.
+    pub(crate) now: Nanos,
     /// Packets received.
     pub(crate) received: usize,
     /// Packets sent.
@@ -64,8 +68,9 @@ impl Core {
     /// One bounded step. Whoever holds the lock runs it and then does what [`Engine`] says about unlocking.
     pub(crate) fn step(&mut self, engine: &Engine, work: Work) -> Done {
         let mut done = Done::default();
-        let Core { out, io: Some(io) } = self else { return done };
+        let Core { out, io: Some(io), .. } = self else { return done };
         let mut now = engine.clock.now();
+        done.now = now;
         io.take_doorbells(now, engine, out);
         if work == Work::All {
             io.receive(now, out, &mut done);

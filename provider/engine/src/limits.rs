@@ -52,11 +52,14 @@ pub(crate) const CQE_MAX: u32 = 1 << 22;
 pub(crate) const POLL_RECENT_NS: u64 = 50_000;
 /// How long the background thread leaves the socket to the pollers before it looks again (nanoseconds): the most a
 /// packet waits when a poller stops.
-pub(crate) const BACKOFF_NS: u64 = 150_000;
+pub(crate) const BACKOFF_NS: u64 = 200_000;
 /// Unneeded wake-ups in a row before the background thread leaves the socket to the pollers.
 pub(crate) const UNNEEDED_WAKEUPS: u32 = 4;
 /// Empty polls between two wake-ups of the background thread that prove a poller at work.
 pub(crate) const POLLS_AT_WORK: u32 = 4;
+/// Steps of pollers in a row that found nothing to do before the processor is offered to others: pollers that share
+/// one must not spin out their time slices, but each offer costs as much as a step.
+pub(crate) const IDLE_POLLS_BEFORE_YIELD: u32 = 4;
 /// Rounds a driver goes on for others who rang meanwhile, before it hands over to the background thread.
 pub(crate) const HANDOVER_ROUNDS: u32 = 16;
 
