@@ -14,6 +14,7 @@ use crate::Outcome;
 use crate::link::{End, Setup};
 use crate::modes::Case;
 use crate::options::Options;
+use crate::pattern::Chance;
 use crate::session::Session;
 use round::{Arenas, Findings, Round};
 use script::{Kind, Profile};
@@ -64,6 +65,7 @@ pub fn cases(options: &Options) -> Vec<Case> {
             },
         ),
         ("sge", Profile { both: false, ops: 2 * base.ops, ..small.clone() }),
+        ("sge-many", Profile { both: false, sges: 30, ..small.clone() }),
         ("late-receives", Profile { late: true, qps: 4, ..small.clone() }),
         ("extended", Profile { qps: 2, extended: true, inline: INLINE as usize, ..small.clone() }),
         (
@@ -112,6 +114,23 @@ fn boundary_sizes(small: u32, large: u32) -> Vec<usize> {
     sizes
 }
 
+/// Attributes that differ from seed to seed: first PSNs (close to their wrap, too) and how many Reads may be in flight.
+fn attributes(session: &Session) -> Attr {
+    let psn = |role: usize| {
+        let chance = session.seed_for(&[6, role as u64]);
+        if chance.is_multiple_of(2) { 0xff_fff0 } else { (chance >> 32) as u32 & 0xff_ffff }
+    };
+    let max_rd_atomic = Chance::new(session.seed_for(&[7])).pick(&[1, 2, 4, 16]);
+    Attr {
+        sq_psn: psn(session.role.index()),
+        rq_psn: psn(session.role.other().index()),
+        min_rnr_timer: 1,
+        max_rd_atomic,
+        max_dest_rd_atomic: max_rd_atomic,
+        ..Attr::default()
+    }
+}
+
 /// Runs a profile between the two ends.
 fn exchange(session: &mut Session, profile: &Profile) -> Outcome {
     let depth = u32::try_from(profile.ops)?;
@@ -125,7 +144,7 @@ fn exchange(session: &mut Session, profile: &Profile) -> Outcome {
             inline: profile.inline as u32,
         },
         cqe: profile.qps * profile.ops + 1,
-        attr: Attr { min_rnr_timer: 1, max_rd_atomic: 4, max_dest_rd_atomic: 8, ..Attr::default() },
+        attr: attributes(session),
         extended: profile.extended,
         ..Setup::default()
     };

@@ -25,6 +25,7 @@ pub fn cases() -> Vec<Case> {
         Case::new("killed-idle", 60, killed_idle).kills_peer(),
         Case::new("killed-in-traffic", 60, |session| killed_in_traffic(session, Opcode::Write)).kills_peer(),
         Case::new("killed-in-reads", 60, |session| killed_in_traffic(session, Opcode::Read)).kills_peer(),
+        Case::new("killed-many-qps", 60, killed_many).kills_peer(),
         Case::new("absent-beside-good", 60, absent_beside_good),
     ]
 }
@@ -116,6 +117,50 @@ fn killed_in_traffic(session: &mut Session, opcode: Opcode) -> Outcome {
         check_time(session, "time from kill to RETRY_EXC_ERR", failed.duration_since(killed), least, most);
     }
     check_state(session, "requester state", qp, state::ERR)?;
+    check_no_event(session, &end.context, "requester events")
+}
+
+/// Many QPs share the connection to the dead peer: each of them fails in its time and flushes in order.
+fn killed_many(session: &mut Session) -> Outcome {
+    const QPS: usize = 64;
+    const EACH: u64 = 4;
+    let (attr, setup) = setup();
+    let mut end = End::new(session, &Setup { qps: QPS, ..setup })?;
+    let memory = memory(&end)?;
+    let remote: (u64, u32) = session.swap(&(memory.address(), memory.rkey()))?;
+    end.connect(session)?;
+    if !session.is_a() {
+        let _: String = session.hear()?;
+        crate::process::kill_self()
+    }
+    let wr = |id| SendWr::new(id, Opcode::Write).sges([memory.sge(0, 10_000)]).remote(remote.0, remote.1);
+    for qp in &end.qps {
+        qp.post_send(&[wr(0)])?;
+    }
+    collect_good(&end.send_cq, QPS, session.stall())?;
+    session.tell(&"die")?;
+    session.wait_peer_gone()?;
+    let begin = Instant::now();
+    for qp in &end.qps {
+        qp.post_send(&(1..=EACH).map(wr).collect::<Vec<_>>())?;
+        qp.post_recv(&[RecvWr { wr_id: 0, sges: vec![memory.sge(0, 64)] }])?;
+    }
+    let wcs = collect(&end.send_cq, QPS * EACH as usize, session.stall())?;
+    let spent = begin.elapsed();
+    let wrong = end.qps.iter().find_map(|qp| {
+        let mine: Vec<_> = wcs.iter().filter(|wc| wc.qpn == qp.qpn()).copied().collect();
+        let ids = mine.iter().map(|wc| wc.wr_id).eq(1..=EACH);
+        let first = mine.first().is_some_and(|wc| wc.status == IBV_WC_RETRY_EXC_ERR);
+        let rest = mine.iter().skip(1).all(|wc| wc.status == IBV_WC_WR_FLUSH_ERR);
+        (!ids || !first || !rest).then(|| describe(&mine))
+    });
+    let detail = wrong.clone().unwrap_or_else(|| format!("{} completions", wcs.len()));
+    session.check("each QP: RETRY_EXC_ERR, then flushed", wrong.is_none(), detail);
+    let least = retry_time(&attr);
+    check_time(session, "time until all have failed", spent, least, 4 * least + Duration::from_millis(60));
+    let recvs = collect(&end.recv_cq, QPS, session.stall())?;
+    let flushed = recvs.iter().all(|wc| wc.status == IBV_WC_WR_FLUSH_ERR);
+    session.check("receives are flushed", flushed, recvs.len());
     check_no_event(session, &end.context, "requester events")
 }
 
