@@ -96,11 +96,6 @@ impl Report {
         }
     }
 
-    /// Prints a result that is shown but not counted.
-    pub fn note(&self, name: &str, took: Duration, remark: &str) {
-        println!("note  {name} ({:.1} s)  {remark}", took.as_secs_f64());
-    }
-
     /// Adds checks that another program counted (cargo test, pytests).
     pub fn add(&mut self, passed: u64, failed: u64, skipped: u64) {
         self.passed += passed;

@@ -155,7 +155,7 @@ impl Case {
         // Few enough that one run takes about a second, many enough that the queues wrap.
         let iterations = match (name, program.bandwidth) {
             ("all sizes", true) => 64,
-            ("all sizes", false) => 100,
+            ("all sizes", false) => 30,
             ("64 qps", _) => 256,
             (_, true) => 2048,
             (_, false) => 1000,
