@@ -34,6 +34,8 @@ pub(crate) struct Engine {
     pub(crate) core: Mutex<Core>,
     pub(crate) bell: Doorbell,
     pub(crate) depths: Depths,
+    /// The core's bytes in flight after the last step.
+    pub(crate) in_flight: AtomicU64,
     pub(crate) park: Park,
     pub(crate) thread: Mutex<Option<JoinHandle<()>>>,
     /// This is a copy in the child of a fork: nothing behind it works any more.
@@ -101,6 +103,7 @@ impl Engine {
             core: Mutex::new(Core::default()),
             bell: Doorbell::new(QPS_MAX),
             depths: Depths::new(),
+            in_flight: AtomicU64::new(0),
             park: Park::default(),
             thread: Mutex::new(None),
             dead: AtomicBool::new(false),
@@ -148,6 +151,17 @@ impl Engine {
             let done = core.step(self, Work::Send);
             self.unlock(core, done);
         }
+    }
+
+    /// As [`Engine::ring`] for a small send behind many others: while something is in flight an acknowledgement will
+    /// cause a step, and posts that wait for it share packets. Ringing comes before looking: the step that brings
+    /// the flight to an end looks at the bell after it has said so.
+    pub(crate) fn ring_lazily(&self, queue: Queue, index: usize) {
+        self.bell.ring(queue, index);
+        if self.in_flight.load(Ordering::SeqCst) > 0 {
+            return;
+        }
+        self.ring(queue, index);
     }
 
     /// A poller found its CQ empty: runs a full step, or lets others run when somebody else does or when there was

@@ -1,6 +1,8 @@
 //! START HERE: the step. One page: now, doorbells, receive, timers, bursts, publish. Parking is in `thread.rs`, who
 //! runs steps and when in `drive.rs`.
 
+use std::sync::atomic::Ordering;
+
 use metaroce_proto::{Endpoint, Nanos, RecvBatch, SendBatch, TxBurst};
 
 use crate::Errno;
@@ -79,12 +81,11 @@ impl Core {
                 now = engine.clock.now();
             }
         }
-        // Acknowledgements leave no later than the completions they belong to are published.
-        if out.owes_acks() {
-            io.endpoint.flush_acks();
-        }
+        // Acknowledgements of what is published now may wait for the application's answer to ride on: the core's
+        // deadline, destruction of the QP and the end of the process see to it that they leave.
         let retry_at = io.send_bursts(now, out, &mut done);
         done.completed = out.publish(engine);
+        engine.in_flight.store(io.endpoint.in_flight_bytes(), Ordering::SeqCst);
         let stats_at = io.publish_counters(now, out, &done);
         let impair_at = io.impair.as_ref().and_then(Impair::next_due);
         done.next = [io.endpoint.next_timeout(), retry_at, stats_at, impair_at].into_iter().flatten().min();

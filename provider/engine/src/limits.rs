@@ -60,6 +60,13 @@ pub(crate) const POLLS_AT_WORK: u32 = 4;
 /// Steps of pollers in a row that found nothing to do before the processor is offered to others: pollers that share
 /// one must not spin out their time slices, but each offer costs as much as a step.
 pub(crate) const IDLE_POLLS_BEFORE_YIELD: u32 = 4;
+/// Sends of a QP not yet polled complete from which on small ones may wait for each other: below it somebody may be
+/// waiting for an answer.
+pub(crate) const LAZY_DEPTH_MIN: u32 = 16;
+/// The largest message that waits (bytes): larger ones fill packets of their own.
+pub(crate) const LAZY_BYTES_MAX: u32 = 1024;
+/// Sends that wait at most: they fill a packet.
+pub(crate) const LAZY_STAGE_MAX: usize = 32;
 /// Rounds a driver goes on for others who rang meanwhile, before it hands over to the background thread.
 pub(crate) const HANDOVER_ROUNDS: u32 = 16;
 

@@ -20,8 +20,6 @@ pub(crate) struct Outbox {
     srqs: Vec<Option<Arc<SrqShared>>>,
     /// CQs with entries not published yet.
     dirty: Vec<CqId>,
-    /// A receive has completed since the last publication: its acknowledgement must leave first.
-    received: bool,
     /// QPs alive.
     qp_count: u64,
 }
@@ -38,7 +36,6 @@ pub(crate) struct CqSlot {
 
 impl Sink for Outbox {
     fn complete(&mut self, cq: CqId, completion: &Completion) {
-        self.received |= completion.opcode as u8 >= metaroce_proto::WcOpcode::Recv as u8;
         let Some(slot) = self.cqs.get_mut(cq as usize).and_then(Option::as_mut) else { return };
         if !slot.producer.push(completion) {
             slot.overrun();
@@ -84,15 +81,9 @@ impl CqSlot {
 }
 
 impl Outbox {
-    /// Whether an acknowledgement must leave before the next publication.
-    pub(crate) fn owes_acks(&self) -> bool {
-        self.received
-    }
-
     /// Shows the entries written since the last call to the pollers and wakes who asked to be told. Gives whether
     /// there were any.
     pub(crate) fn publish(&mut self, engine: &Engine) -> bool {
-        self.received = false;
         if self.dirty.is_empty() {
             return false;
         }

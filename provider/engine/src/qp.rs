@@ -11,6 +11,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::cq::{self, Cq};
 use crate::device::Device;
 use crate::doorbell::Queue;
+use crate::limits::{LAZY_BYTES_MAX, LAZY_DEPTH_MIN, LAZY_STAGE_MAX};
 use crate::srq::Srq;
 use crate::{Errno, errno_of};
 
@@ -356,10 +357,17 @@ impl Drop for SendPost<'_> {
     fn drop(&mut self) {
         let Some(stage) = self.stage.take() else { return };
         // Also when nothing was pushed: a step that found the stage locked left others' work behind.
-        let has_work = !stage.batch.wqes.is_empty();
+        let Some(last) = stage.batch.wqes.last() else { return };
+        let engine = self.qp.device.engine();
+        let qpn = self.qp.shared.qpn;
+        let deep = stage.posted.wrapping_sub(engine.depths.sends_released(qpn)) >= LAZY_DEPTH_MIN;
+        let small = last.length <= LAZY_BYTES_MAX && last.dest.is_none();
+        let lazy = deep && small && stage.batch.wqes.len() < LAZY_STAGE_MAX;
         drop(stage);
-        if has_work {
-            self.qp.device.engine().ring(Queue::Send, self.qp.shared.qpn.index());
+        if lazy {
+            engine.ring_lazily(Queue::Send, qpn.index());
+        } else {
+            engine.ring(Queue::Send, qpn.index());
         }
     }
 }

@@ -20,6 +20,16 @@ impl Endpoint {
     ) -> Result<u32, Refused> {
         self.mrs.add(pd, va, iova, len, access)
     }
+    /// Changes PD, memory (address, address in the iova space, length) or rights behind a key; `None` leaves as is.
+    pub fn reregister_mr(
+        &mut self,
+        key: u32,
+        pd: Option<u32>,
+        range: Option<(u64, u64, u64)>,
+        access: Option<u32>,
+    ) -> Result<(), Refused> {
+        self.mrs.change(key, pd, range, access)
+    }
     /// Kills a key; when it returns no byte passes any more.
     pub fn deregister_mr(&mut self, key: u32) -> Result<(), Refused> {
         self.mrs.remove(key)
@@ -52,10 +62,10 @@ impl Endpoint {
     }
     /// Makes a QP in RESET.
     pub fn create_qp(&mut self, init: &QpInit) -> Result<Qpn, Refused> {
+        let index = self.qps.claim().ok_or(Refused::Full)?;
         if let Some(id) = init.srq {
             self.srqs.get_mut(id).ok_or(Refused::NotFound)?.users += 1;
         }
-        let index = self.qps.claim().ok_or(Refused::Full)?;
         let qpn = Qpn::new(self.config.slot, index);
         self.qps.insert(index, Qp::new(qpn, *init));
         Ok(qpn)
@@ -111,7 +121,11 @@ impl Endpoint {
                     qp.tx.drained = false;
                 }
                 self.set_state(qpn, to);
-                self.wake(now, qpn, sink);
+                if connected {
+                    self.wake(now, qpn, sink);
+                } else {
+                    self.enqueue_datagrams(qpn);
+                }
             }
             QpState::Sqd => {
                 self.set_state(qpn, to);
@@ -140,6 +154,9 @@ impl Endpoint {
         let (rx_conn, life, src) = (qp.rx.conn, qp.rx.life, qp.attrs.dest_qpn);
         qp.tx = Default::default();
         qp.rx.reset();
+        if let Some(srq) = qp.init.srq.and_then(|s| self.srqs.get_mut(s)) {
+            qp.rq.give_back(&mut srq.queue, true);
+        }
         qp.rq = RecvQueue::default();
         // Whoever waits for the answer of a Read must hear that none will come.
         if let (Some((msn, attempt)), Some(rx_conn), Some(life)) = (unanswered, rx_conn, life)
@@ -172,6 +189,15 @@ impl Endpoint {
             srq.users -= 1;
         }
         Ok(())
+    }
+    /// A completion queue lost completions: the QPs that complete on it go to ERR.
+    pub fn fail_cq(&mut self, now: Nanos, cq: CqId, sink: &mut impl Sink) {
+        let on_it = |q: &&mut Qp| q.init.send_cq == cq || q.init.recv_cq == cq;
+        let lives = |q: &&mut Qp| !matches!(q.state, QpState::Reset | QpState::Err);
+        let hit = self.qps.iter_mut().filter(on_it).filter(lives).map(|q| q.qpn.index() as u16);
+        for index in hit.collect::<Vec<_>>() {
+            parts!(self, now, sink).enter_error(index);
+        }
     }
     /// Takes posted sends over; the batch is emptied. The caller guarantees the queue's depth.
     pub fn post_sends(&mut self, now: Nanos, qpn: Qpn, batch: &mut SendBatch, sink: &mut impl Sink) {

@@ -176,12 +176,12 @@ fn deliver<S: Sink>(
     }
     let mut pd = qp.init.pd;
     if let Some(id) = qp.init.srq {
-        let srq = p.srqs.get_mut(id)?;
-        pd = srq.pd;
-        if qp.rq.len() == 0 && qp.rq.take_from(&mut srq.queue) && p.srqs.limit_reached(id) {
-            p.sink.event(Event::SrqLimit(id));
+        pd = p.srqs.get_mut(id)?.pd;
+        if qp.rq.len() == 0 {
+            p.bind_receive(d.dst_qpn.index() as u16);
         }
     }
+    let qp = p.qps.get(d.dst_qpn)?;
     let entry = qp.rq.get(qp.rq.base())?;
     let total = limits::GRH_BYTES + d.payload.len() as u32;
     if u64::from(total) > entry.capacity {

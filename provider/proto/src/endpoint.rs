@@ -40,6 +40,7 @@ pub struct Endpoint {
     pub(crate) path_stats: Vec<PathStats>,
     pub(crate) senders: u32,
     pub(crate) senders_at: Nanos,
+    in_flight_bytes: u64,
     pub(crate) rng: u64,
     pub(crate) next_life: u32,
 }
@@ -89,6 +90,7 @@ impl Endpoint {
             path_stats: vec![PathStats::default(); slots],
             senders: 0,
             senders_at: 0,
+            in_flight_bytes: 0,
             rng,
             config,
         }
@@ -264,13 +266,14 @@ impl Endpoint {
             return;
         }
         for _ in from..burst.packets.len() {
-            let Some(tx) = conn.paths.get_mut(usize::from(path)) else { return };
+            let Some(tx) = conn.paths.get_mut(usize::from(path)) else { break };
             self.unsent.clear();
             conn.in_flight_bytes -= u32::from(tx.pop_packet(&mut self.unsent));
             for frame in self.unsent.drain(..).rev() {
                 conn.retransmits.push_front(crate::connection::Retransmit { frame, path, left: false });
             }
         }
+        self.settle(index);
     }
     /// The driver got EFAULT for the burst just polled: nothing was sent. Packets come again one by one; the WQE of
     /// a single faulting packet ends with LOC_PROT_ERR.
@@ -300,6 +303,7 @@ impl Endpoint {
                 ConnState::Connecting => conn.abandon(),
                 _ => {}
             }
+            self.settle(index);
             self.activate(now, index);
         }
     }
@@ -312,6 +316,11 @@ impl Endpoint {
         for index in 0..self.conns.len() as u32 {
             self.flush_acks_of(0, index);
         }
+    }
+    /// Bytes sent that no acknowledgement has covered. While there are any, something of a peer's is on its way, and
+    /// a driver may let small posts wait for it and go together.
+    pub fn in_flight_bytes(&self) -> u64 {
+        self.in_flight_bytes
     }
     /// Counters of the endpoint.
     pub fn stats(&self) -> EndpointStats {
@@ -346,8 +355,17 @@ impl Endpoint {
         self.conns.get_mut(index as usize)?.as_deref_mut()
     }
     pub(crate) fn put(&mut self, conn: Box<Conn>) {
-        let index = conn.index as usize;
-        self.conns[index] = Some(conn);
+        let index = conn.index;
+        self.conns[index as usize] = Some(conn);
+        self.settle(index);
+    }
+    /// Brings the total of bytes in flight up to date with one connection's.
+    pub(crate) fn settle(&mut self, index: u32) {
+        if let Some(conn) = self.conns.get_mut(index as usize).and_then(Option::as_mut) {
+            self.in_flight_bytes += u64::from(conn.in_flight_bytes);
+            self.in_flight_bytes -= u64::from(conn.settled_bytes);
+            conn.settled_bytes = conn.in_flight_bytes;
+        }
     }
     pub(crate) fn activate(&mut self, now: Nanos, index: u32) {
         let _ = now;

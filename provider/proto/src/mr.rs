@@ -71,6 +71,25 @@ impl MrTable {
         self.free.push_back(key >> 12);
         Ok(())
     }
+    /// Changes what a key stands for; `None` leaves as is. `range` is address, address in the iova space, length.
+    pub fn change(
+        &mut self,
+        key: u32,
+        pd: Option<u32>,
+        range: Option<(u64, u64, u64)>,
+        access: Option<u32>,
+    ) -> Result<(), Refused> {
+        let mr = self.slots.get_mut((key >> 12) as usize).filter(|m| m.live && m.key == key);
+        let mr = mr.ok_or(Refused::NotFound)?;
+        if let Some((va, iova, len)) = range {
+            va.checked_add(len).ok_or(Refused::Invalid)?;
+            iova.checked_add(len).ok_or(Refused::Invalid)?;
+            (mr.va, mr.iova, mr.len) = (va, iova, len);
+        }
+        mr.pd = pd.unwrap_or(mr.pd);
+        mr.access = access.unwrap_or(mr.access);
+        Ok(())
+    }
     /// The address behind `addr` if the key lives, belongs to `pd`, holds `addr..addr + len` and grants `rights`.
     pub fn check(&self, key: u32, pd: u32, addr: u64, len: u64, rights: u32) -> Option<(u64, &Mr)> {
         let mr = self.slots.get((key >> 12) as usize)?;
@@ -103,6 +122,25 @@ mod tests {
         table.remove(key).unwrap();
         assert!(table.check(key, 7, 0x9000, 1, 0).is_none());
         assert_eq!(table.remove(key), Err(Refused::NotFound));
+    }
+
+    #[test]
+    fn change__keeps_the_key_and_what_is_not_given() {
+        let mut table = MrTable::new(3);
+        let key = table.add(7, 0x1000, 0x9000, 100, access::LOCAL_WRITE).unwrap();
+        table.change(key, Some(8), None, None).unwrap();
+        assert!(table.check(key, 7, 0x9000, 1, 0).is_none());
+        assert_eq!(table.check(key, 8, 0x9000, 100, access::LOCAL_WRITE).map(|m| m.0), Some(0x1000));
+        table.change(key, None, Some((0x2000, 0, 10)), None).unwrap();
+        assert_eq!(table.check(key, 8, 9, 1, access::LOCAL_WRITE).map(|m| m.0), Some(0x2009));
+        assert!(table.check(key, 8, 0x9000, 1, 0).is_none());
+        table.change(key, None, None, Some(access::REMOTE_READ)).unwrap();
+        assert!(table.check(key, 8, 0, 1, access::LOCAL_WRITE).is_none());
+        assert!(table.check(key, 8, 0, 1, access::REMOTE_READ).is_some());
+        assert_eq!(table.change(key, None, Some((u64::MAX, 0, 2)), Some(0)), Err(Refused::Invalid));
+        assert!(table.check(key, 8, 0, 1, access::REMOTE_READ).is_some());
+        table.remove(key).unwrap();
+        assert_eq!(table.change(key, None, None, None), Err(Refused::NotFound));
     }
 
     #[test]

@@ -144,11 +144,26 @@ impl<S: Sink> Parts<'_, S> {
         qp.tx.cursor_msn = qp.tx.sq.base_msn();
         qp.tx.cursor_offset = 0;
     }
-    /// The QP goes to ERR: everything posted completes flushed, in order.
+    /// Binds the SRQ's oldest receive to the QP; false: there is none (or no SRQ). Tells of the SRQ's limit.
+    pub fn bind_receive(&mut self, index: u16) -> bool {
+        let Some(qp) = self.qps.at(index) else { return false };
+        let Some(id) = qp.init.srq else { return false };
+        let bound = self.srqs.get_mut(id).is_some_and(|srq| qp.rq.take_from(&mut srq.queue));
+        // Also when nothing was left: a limit armed on an empty queue would never be reached by taking.
+        if self.srqs.limit_reached(id) {
+            self.sink.event(Event::SrqLimit(id));
+        }
+        bound
+    }
+    /// The QP goes to ERR: everything posted completes flushed, in order. What it has of an SRQ goes back there,
+    /// except receives that bytes were placed into.
     pub fn enter_error(&mut self, index: u16) {
         let Some(qp) = self.qps.at(index) else { return };
         let was = std::mem::replace(&mut qp.state, QpState::Err);
         self.sink.event(Event::State(qp.qpn, QpState::Err));
+        if let Some(srq) = qp.init.srq.and_then(|s| self.srqs.get_mut(s)) {
+            qp.rq.give_back(&mut srq.queue, false);
+        }
         flush(qp, self.sink);
         if was != QpState::Err && qp.init.srq.is_some() {
             self.sink.event(Event::LastWqeReached(qp.qpn));

@@ -234,6 +234,7 @@ impl Endpoint {
             conn.abandon();
             conn.state = ConnState::Alias(other);
         }
+        self.settle(index);
         if let (Some(conn), Some(ip)) = (self.conn_mut(other), ip)
             && !conn.peer_ips.contains(&ip)
         {
@@ -270,6 +271,7 @@ impl Endpoint {
     pub(crate) fn kill(&mut self, now: Nanos, index: u32, sink: &mut impl Sink) {
         let Some(conn) = self.conn_mut(index) else { return };
         conn.abandon();
+        self.settle(index);
         for qpn in self.qps_on(index) {
             if let Some(qp) = self.qps.get(qpn) {
                 qp.tx.in_round = false;

@@ -130,6 +130,8 @@ pub struct Conn {
     pub rx_windows: [Window; 2],
     /// Bytes in flight on all paths.
     pub in_flight_bytes: u32,
+    /// The part of `in_flight_bytes` that the endpoint's total includes.
+    pub settled_bytes: u32,
     /// To be sent again.
     pub retransmits: VecDeque<Retransmit>,
     /// QPs with requests to send, in turn.
@@ -198,6 +200,7 @@ impl Conn {
             ],
             rx_windows: [first(), first()],
             in_flight_bytes: 0,
+            settled_bytes: 0,
             retransmits: VecDeque::new(),
             round: VecDeque::new(),
             responders: VecDeque::new(),

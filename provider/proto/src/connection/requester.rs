@@ -169,8 +169,8 @@ pub fn write_acks<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, out: &mut Vec<
         let Some(qp) = p.qps.at(index) else { continue };
         qp.rx.credit_due = false;
         let Some(life) = qp.rx.life else { continue };
-        qp.rx.told_limit = qp.rq.limit();
-        Frame::Credit { qpn: qp.attrs.dest_qpn, life, limit: qp.rq.limit() }.write(out);
+        qp.rx.told_limit = qp.recv_limit(p.srqs);
+        Frame::Credit { qpn: qp.attrs.dest_qpn, life, limit: qp.rx.told_limit }.write(out);
     }
     Frame::Hint { epoch: 0, rate: 0xffff, budget: p.budget_share() }.write(out);
     let left = conn.rx_paths.iter().any(|r| r.untold) || !conn.credits.is_empty();

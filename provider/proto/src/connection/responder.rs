@@ -223,19 +223,17 @@ pub fn operation_allowed(qp: &Qp, f: &Request<'_>) -> Result<(), Denied> {
 }
 
 fn receive_ready<S: Sink>(p: &mut Parts<'_, S>, index: u16, f: &Request<'_>) -> Result<(), Denied> {
-    let Some(qp) = p.qps.at(index) else { return Ok(()) };
+    let Some(mut qp) = p.qps.at(index) else { return Ok(()) };
     // Messages behind a missing receive are refused with it, whatever they are: they follow it in order.
     let first_needed = if f.opcode.consumes_recv() { f.recv_index.wrapping_add(1) } else { f.recv_index };
     while (first_needed.wrapping_sub(qp.rq.limit()) as i32) > 0 {
-        let bound =
-            qp.init.srq.and_then(|s| p.srqs.get_mut(s)).is_some_and(|srq| qp.rq.take_from(&mut srq.queue));
-        if !bound {
-            return Err(Denied::NoReceive(qp.rq.limit()));
+        let missing = qp.rq.limit();
+        if !p.bind_receive(index) {
+            return Err(Denied::NoReceive(missing));
         }
-        if let Some(srq) = qp.init.srq
-            && p.srqs.limit_reached(srq)
-        {
-            p.sink.event(Event::SrqLimit(srq));
+        match p.qps.at(index) {
+            Some(same) => qp = same,
+            None => return Ok(()),
         }
     }
     if !matches!(f.opcode, Opcode::Send | Opcode::SendImm) {
@@ -370,6 +368,7 @@ fn place<S: Sink>(p: &mut Parts<'_, S>, index: u16, msn: u64, f: &Request<'_>, m
                 mem.place(va, head).ok()
             });
             p.faults += u32::from(placed.is_none());
+            qp.rq.touch(f.recv_index);
         }
         Opcode::Write | Opcode::WriteImm if len > 0 => {
             let addr = f.raddr.wrapping_add(u64::from(f.offset));
@@ -471,10 +470,11 @@ pub fn deliver<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: u16, msg: 
     p.sink.complete(qp.init.recv_cq, &completion);
     // Tell the sender of new receives before it runs into the old limit.
     let ahead = qp.rx.told_limit.wrapping_sub(qp.rq.base());
-    if qp.init.srq.is_none()
-        && (ahead as i32) <= (qp.rq.len() / 2) as i32
-        && qp.rq.limit() != qp.rx.told_limit
-    {
+    // A stream on an SRQ needs none until it was refused once: before, it is not limited at all.
+    let told = qp.init.srq.is_none() || qp.rx.starved;
+    let limit = qp.recv_limit(p.srqs);
+    let half = limit.wrapping_sub(qp.rq.base()) / 2;
+    if told && (ahead as i32) <= half as i32 && limit != qp.rx.told_limit {
         conn.enqueue_credit(qp);
     }
 }

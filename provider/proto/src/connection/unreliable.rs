@@ -61,11 +61,10 @@ fn check<S: Sink>(p: &mut Parts<'_, S>, index: u16, f: &Request<'_>) -> Result<(
     let Some(qp) = p.qps.at(index) else { return Ok(()) };
     operation_allowed(qp, f)?;
     if f.opcode.consumes_recv() {
-        if qp.rq.len() == 0
-            && let Some(srq) = qp.init.srq.and_then(|s| p.srqs.get_mut(s))
-        {
-            qp.rq.take_from(&mut srq.queue);
+        if qp.rq.len() == 0 {
+            p.bind_receive(index);
         }
+        let Some(qp) = p.qps.at(index) else { return Ok(()) };
         let base = qp.rq.base();
         let entry = qp.rq.get(base).ok_or(Denied::NoReceive(base))?;
         if !matches!(f.opcode, Opcode::WriteImm) && u64::from(f.total) > entry.capacity {
@@ -94,6 +93,7 @@ fn place<S: Sink>(
             let (va, _) = p.mrs.check(s.lkey, pd, s.addr, u64::from(s.len), access::LOCAL_WRITE)?;
             mem.place(va, head).ok()
         });
+        qp.rq.touch(qp.rq.base());
         return placed.ok_or(denied);
     }
     if len == 0 {

@@ -72,6 +72,11 @@ impl Qp {
     pub fn receives(&self) -> bool {
         matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe)
     }
+    /// First receive index that is not there. On an SRQ that is a guess: others may be faster.
+    pub fn recv_limit(&self, srqs: &crate::tables::SrqTable) -> u32 {
+        let shared = self.init.srq.and_then(|s| srqs.get(s)).map_or(0, |srq| srq.queue.len());
+        self.rq.limit().wrapping_add(shared as u32)
+    }
     /// How long the peer may be silent before the QP gives up; `None`: for ever.
     pub fn patience_ns(&self) -> Option<Nanos> {
         if self.init.qp_type != QpType::Rc {

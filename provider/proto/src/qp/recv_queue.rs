@@ -12,6 +12,8 @@ pub struct RecvEntry {
     pub num_sge: u8,
     /// Sum of their lengths.
     pub capacity: u64,
+    /// Bytes of a message may have been placed into it.
+    pub touched: bool,
     sge0: u64,
 }
 
@@ -60,7 +62,7 @@ impl RecvQueue {
         let num_sge = (self.base_sge + self.sges.len() as u64 - sge0) as u8;
         let tail = self.sges.len() - usize::from(num_sge);
         let capacity = self.sges.range(tail..).map(|s| u64::from(s.len)).sum();
-        self.entries.push_back(RecvEntry { wr_id, num_sge, capacity, sge0 });
+        self.entries.push_back(RecvEntry { wr_id, num_sge, capacity, touched: false, sge0 });
     }
     /// Takes the oldest off.
     pub fn pop(&mut self) -> Option<RecvEntry> {
@@ -78,6 +80,33 @@ impl RecvQueue {
         self.entries.push_back(RecvEntry { sge0, ..entry });
         from.pop();
         true
+    }
+    /// Notes that bytes are placed into the receive with this index.
+    pub fn touch(&mut self, index: u32) {
+        if let Some(entry) = self.entries.get_mut(index.wrapping_sub(self.base) as usize) {
+            entry.touched = true;
+        }
+    }
+    /// Moves receives that were bound and not consumed to the front of `to`, in their order: `all` of them, or those
+    /// no byte was placed into. The ones that stay may only be popped.
+    pub fn give_back(&mut self, to: &mut RecvQueue, all: bool) {
+        let (mut kept, mut kept_sges) = (VecDeque::new(), VecDeque::new());
+        while let Some(mut entry) = self.entries.pop_back() {
+            let from = self.sges.len() - usize::from(entry.num_sge);
+            let (entries, sges) = if all || !entry.touched {
+                // They were taken from there, so the numbers before its base were used before.
+                to.base = to.base.wrapping_sub(1);
+                to.base_sge = to.base_sge.wrapping_sub(u64::from(entry.num_sge));
+                entry.sge0 = to.base_sge;
+                entry.touched = false;
+                (&mut to.entries, &mut to.sges)
+            } else {
+                (&mut kept, &mut kept_sges)
+            };
+            entries.push_front(entry);
+            self.sges.drain(from..).rev().for_each(|sge| sges.push_front(sge));
+        }
+        (self.entries, self.sges) = (kept, kept_sges);
     }
 }
 
