@@ -33,11 +33,13 @@ impl Armed {
 
     /// Entries have been published, `solicited` ones among them or not: `true` if it is to be told, once.
     pub(crate) fn fire(&self, solicited: bool) -> bool {
+        self.would_fire(solicited) && self.disarm()
+    }
+
+    /// Whether [`Armed::fire`] would tell.
+    pub(crate) fn would_fire(&self, solicited: bool) -> bool {
         let armed = self.0.load(Ordering::Relaxed);
-        if armed == NOT_ARMED || armed == SOLICITED && !solicited {
-            return false;
-        }
-        self.disarm()
+        armed == ANY || armed == SOLICITED && solicited
     }
 
     /// Takes the request back; `true` if there was one.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use metaroce_proto::{Completion, CqId, Qpn};
+use metaroce_proto::{Completion, CqId, Nanos, Qpn};
 use parking_lot::Mutex;
 
 use crate::Errno;
@@ -43,6 +43,12 @@ pub(crate) struct CqShared {
     /// QPs (send and receive side) that complete here; changed under the engine's lock.
     users: AtomicU32,
     overruns: AtomicU64,
+    /// Notification after so many completions at the latest; at most 1: after each.
+    moderation_count: AtomicU32,
+    /// Notification so long (nanoseconds) after the first completion at the latest; 0: at once.
+    moderation_ns: AtomicU64,
+    /// Completions since the last notification while one was held back; a step's own.
+    held: AtomicU32,
 }
 
 impl CqShared {
@@ -65,13 +71,36 @@ impl CqShared {
         }
     }
 
-    /// Entries have just been published, `solicited` ones among them or not: tells who asked, once.
-    pub(crate) fn fire(&self, solicited: bool, engine: &Engine) {
-        if self.armed.fire(solicited) {
-            engine.park.disarmed();
-            if let Some(notify) = &self.notify {
-                notify.completion_event();
+    /// `fresh` entries have just been published, `solicited` ones among them or not: tells who asked, once. Gives
+    /// how long to hold the notification back, if it is moderated and not due.
+    pub(crate) fn fire(&self, solicited: bool, fresh: u32, engine: &Engine) -> Option<Nanos> {
+        let period = self.moderation_ns.load(Ordering::Relaxed);
+        if period > 0 {
+            if !self.armed.would_fire(solicited) {
+                return None;
             }
+            let held = self.held.load(Ordering::Relaxed).saturating_add(fresh);
+            self.held.store(held, Ordering::Relaxed);
+            if held < self.moderation_count.load(Ordering::Relaxed) {
+                return Some(period);
+            }
+        }
+        if self.armed.fire(solicited) {
+            self.notify_completion(engine);
+        }
+        None
+    }
+    /// A notification held back is due.
+    pub(crate) fn fire_held(&self, engine: &Engine) {
+        if self.armed.disarm() {
+            self.notify_completion(engine);
+        }
+    }
+    fn notify_completion(&self, engine: &Engine) {
+        self.held.store(0, Ordering::Relaxed);
+        engine.park.disarmed();
+        if let Some(notify) = &self.notify {
+            notify.completion_event();
         }
     }
 }
@@ -80,12 +109,13 @@ impl Cq {
     pub(crate) fn create(
         device: &Arc<Device>,
         cqe: u32,
+        stamped: bool,
         notify: Option<Box<dyn CqNotify>>,
     ) -> Result<Arc<Cq>, Errno> {
         if cqe == 0 || cqe > CQE_MAX {
             return Err(libc::EINVAL);
         }
-        let (producer, consumer) = ring::ring(cqe);
+        let (producer, consumer) = ring::ring(cqe, stamped);
         let capacity = ring::capacity(&producer);
         let shared = device.engine().control(|core, _| {
             Ok(core.out.add_cq(producer, |id| CqShared {
@@ -96,6 +126,9 @@ impl Cq {
                 capacity: AtomicU32::new(capacity),
                 users: AtomicU32::new(0),
                 overruns: AtomicU64::new(0),
+                moderation_count: AtomicU32::new(0),
+                moderation_ns: AtomicU64::new(0),
+                held: AtomicU32::new(0),
             }))
         })?;
         Ok(Arc::new(Cq { shared, device: device.clone() }))
@@ -109,6 +142,11 @@ impl Cq {
     /// engine once and looks again; when that brought nothing either, the processor was offered to others.
     /// `f` must not poll the same CQ.
     pub fn poll(&self, max: usize, mut f: impl FnMut(&Completion)) -> usize {
+        self.poll_stamped(max, |completion, _| f(completion))
+    }
+
+    /// As [`Cq::poll`], and says when each completion came (as [`Device::clock_ns`]; 0 unless the CQ was made for it).
+    pub fn poll_stamped(&self, max: usize, mut f: impl FnMut(&Completion, Nanos)) -> usize {
         let engine = self.device.engine();
         if engine.is_dead() || max == 0 {
             return 0;
@@ -121,14 +159,14 @@ impl Cq {
         self.take(max, &mut f)
     }
 
-    fn take(&self, max: usize, f: &mut impl FnMut(&Completion)) -> usize {
+    fn take(&self, max: usize, f: &mut impl FnMut(&Completion, Nanos)) -> usize {
         let depths = &self.device.engine().depths;
         let mut consumer = self.shared.consumer.lock();
         let mut taken = 0;
         while taken < max {
             let Some(completion) = consumer.pop() else { break };
             depths.release(&completion);
-            f(&completion);
+            f(&completion, consumer.stamp());
             taken += 1;
         }
         if taken > 0 {
@@ -156,12 +194,25 @@ impl Cq {
         if cqe == 0 || cqe > CQE_MAX {
             return Err(libc::EINVAL);
         }
-        self.device.engine().control(|core, _| {
+        let engine = self.device.engine();
+        engine.control(|core, _| {
+            // What was posted just before may have completed and not be shown; moving wants all of it shown.
+            core.out.publish(engine);
             let slot = core.out.cq(self.shared.id).ok_or(libc::EINVAL)?;
             let mut consumer = self.shared.consumer.lock();
             let capacity = ring::replace(&mut slot.producer, &mut consumer, cqe).ok_or(libc::EINVAL)?;
             self.shared.capacity.store(capacity, Ordering::Relaxed);
             Ok(capacity)
+        })
+    }
+
+    /// Holds notifications back until `count` completions have come or `period_us` microseconds have passed since the
+    /// first; a period of 0 ends it.
+    pub fn moderate(&self, count: u16, period_us: u16) -> Result<(), Errno> {
+        self.device.engine().control(|_, _| {
+            self.shared.moderation_count.store(count.into(), Ordering::Relaxed);
+            self.shared.moderation_ns.store(u64::from(period_us) * 1000, Ordering::Relaxed);
+            Ok(())
         })
     }
 

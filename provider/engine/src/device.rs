@@ -90,13 +90,42 @@ impl Device {
         })
     }
 
+    /// Changes PD, memory (address, address in the iova space, length) or rights behind a key; `None` leaves as is.
+    /// When this returns, no byte passes on the old terms any more.
+    pub fn reregister_mr(
+        &self,
+        key: u32,
+        pd: Option<u32>,
+        range: Option<(u64, u64, u64)>,
+        access: Option<u32>,
+    ) -> Result<(), Errno> {
+        self.engine.control(|core, _| {
+            let io = core.io.as_mut().ok_or(libc::EINVAL)?;
+            io.endpoint.reregister_mr(key, pd, range, access).map_err(errno_of)
+        })
+    }
+
+    /// The device's clock in nanoseconds, which stamps completions. It begins with the device and never goes back.
+    pub fn clock_ns(&self) -> u64 {
+        self.engine.clock.now()
+    }
+
+    /// As [`Device::create_cq`], for a CQ that remembers when each completion came.
+    pub fn create_stamped_cq(
+        self: &Arc<Self>,
+        cqe: u32,
+        notify: Option<Box<dyn CqNotify>>,
+    ) -> Result<Arc<Cq>, Errno> {
+        Cq::create(self, cqe, true, notify)
+    }
+
     /// Makes a CQ of at least `cqe` entries.
     pub fn create_cq(
         self: &Arc<Self>,
         cqe: u32,
         notify: Option<Box<dyn CqNotify>>,
     ) -> Result<Arc<Cq>, Errno> {
-        Cq::create(self, cqe, notify)
+        Cq::create(self, cqe, false, notify)
     }
 
     /// Makes an SRQ.

@@ -135,6 +135,7 @@ impl Engine {
         }
         let mut core = self.core.lock();
         let now = self.clock.now();
+        core.out.now = now;
         if let Core { out, io: Some(io), .. } = &mut *core {
             io.take_doorbells(now, self, out);
         }

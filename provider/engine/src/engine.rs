@@ -72,23 +72,30 @@ impl Core {
         let mut done = Done::default();
         let Core { out, io: Some(io), .. } = self else { return done };
         let mut now = engine.clock.now();
-        done.now = now;
+        (done.now, out.now) = (now, now);
         io.take_doorbells(now, engine, out);
         if work == Work::All {
             io.receive(now, out, &mut done);
             io.run_timers(now, out, &done);
             if done.received > 0 {
                 now = engine.clock.now();
+                out.now = now;
             }
         }
         // Acknowledgements of what is published now may wait for the application's answer to ride on: the core's
         // deadline, destruction of the QP and the end of the process see to it that they leave.
         let retry_at = io.send_bursts(now, out, &mut done);
+        if out.overrun(0).is_some() {
+            io.fail_overrun_cqs(now, out);
+        }
         done.completed = out.publish(engine);
+        out.report_overruns();
         engine.in_flight.store(io.endpoint.in_flight_bytes(), Ordering::SeqCst);
         let stats_at = io.publish_counters(now, out, &done);
         let impair_at = io.impair.as_ref().and_then(Impair::next_due);
-        done.next = [io.endpoint.next_timeout(), retry_at, stats_at, impair_at].into_iter().flatten().min();
+        let held_at = out.next_held();
+        done.next =
+            [io.endpoint.next_timeout(), retry_at, stats_at, impair_at, held_at].into_iter().flatten().min();
         done
     }
 
@@ -137,6 +144,16 @@ impl Io {
                 endpoint.post_sends(now, qpn, sends, out);
             }
         });
+    }
+
+    /// A CQ that lost a completion takes its QPs with it: nothing is lost silently.
+    #[cold]
+    fn fail_overrun_cqs(&mut self, now: Nanos, out: &mut Outbox) {
+        let mut at = 0;
+        while let Some(cq) = out.overrun(at) {
+            self.endpoint.fail_cq(now, cq, out);
+            at += 1;
+        }
     }
 
     fn receive(&mut self, now: Nanos, out: &mut Outbox, done: &mut Done) {

@@ -29,11 +29,11 @@ fn completion(wr_id: u64) -> Completion {
 #[test]
 fn ring__entries_are_whole_and_in_order() {
     loom::model(|| {
-        let (mut producer, mut consumer) = ring::ring(2);
+        let (mut producer, mut consumer) = ring::ring(2, false);
         let filler = thread::spawn(move || {
             let mut pushed = 0;
             for wr_id in 1..=3 {
-                pushed += u64::from(producer.push(&completion(wr_id)));
+                pushed += u64::from(producer.push(&completion(wr_id), 0));
                 producer.publish();
             }
             pushed
@@ -54,12 +54,12 @@ fn ring__entries_are_whole_and_in_order() {
 #[test]
 fn arm__poll_sees_the_entry_or_the_step_sees_the_arming() {
     loom::model(|| {
-        let (mut producer, mut consumer) = ring::ring(1);
+        let (mut producer, mut consumer) = ring::ring(1, false);
         let armed = Arc::new(Armed::new());
         let step = {
             let armed = armed.clone();
             thread::spawn(move || {
-                assert!(producer.push(&completion(1)));
+                assert!(producer.push(&completion(1), 0));
                 producer.publish();
                 Armed::published();
                 armed.fire(false)

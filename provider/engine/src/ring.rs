@@ -18,6 +18,8 @@ const WORDS: usize = 4;
 #[derive(Debug)]
 pub(crate) struct Ring {
     slots: Box<[[AtomicU64; WORDS]]>,
+    /// When each entry was written, if that is wanted.
+    stamps: Option<Box<[AtomicU64]>>,
     head: Padded<AtomicU32>,
     tail: Padded<AtomicU32>,
 }
@@ -28,11 +30,12 @@ pub(crate) struct Ring {
 struct Padded<T>(T);
 
 impl Ring {
-    fn new(entries: u32) -> Self {
-        let slots = (0..entries.next_power_of_two())
+    fn new(entries: u32, stamped: bool) -> Self {
+        let slots: Box<[_]> = (0..entries.next_power_of_two())
             .map(|_| [AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0)])
             .collect();
-        Ring { slots, head: Padded(AtomicU32::new(0)), tail: Padded(AtomicU32::new(0)) }
+        let stamps = stamped.then(|| (0..slots.len()).map(|_| AtomicU64::new(0)).collect());
+        Ring { slots, stamps, head: Padded(AtomicU32::new(0)), tail: Padded(AtomicU32::new(0)) }
     }
     fn capacity(&self) -> u32 {
         self.slots.len() as u32
@@ -40,7 +43,14 @@ impl Ring {
     fn slot(&self, index: u32) -> &[AtomicU64; WORDS] {
         &self.slots[index as usize & (self.slots.len() - 1)]
     }
-    fn write(&self, index: u32, completion: &Completion) {
+    fn stamp(&self, index: u32) -> u64 {
+        let stamps = self.stamps.as_ref();
+        stamps.map_or(0, |s| s[index as usize & (s.len() - 1)].load(Ordering::Relaxed))
+    }
+    fn write(&self, index: u32, completion: &Completion, stamp: u64) {
+        if let Some(stamps) = &self.stamps {
+            stamps[index as usize & (stamps.len() - 1)].store(stamp, Ordering::Relaxed);
+        }
         let words = encode(completion);
         for (slot, word) in self.slot(index).iter().zip(words) {
             slot.store(word, Ordering::Relaxed);
@@ -57,9 +67,9 @@ impl Ring {
     }
 }
 
-/// Makes a ring of at least `entries` (rounded up to a power of two).
-pub(crate) fn ring(entries: u32) -> (Producer, Consumer) {
-    let ring = Arc::new(Ring::new(entries.max(1)));
+/// Makes a ring of at least `entries` (rounded up to a power of two), which remembers times if `stamped`.
+pub(crate) fn ring(entries: u32, stamped: bool) -> (Producer, Consumer) {
+    let ring = Arc::new(Ring::new(entries.max(1), stamped));
     (Producer { ring: ring.clone(), tail: 0, head_seen: 0 }, Consumer { ring, head: 0, tail_seen: 0 })
 }
 
@@ -76,14 +86,14 @@ pub(crate) struct Producer {
 impl Producer {
     /// Writes an entry without showing it; `false` when the ring is full.
     #[must_use]
-    pub(crate) fn push(&mut self, completion: &Completion) -> bool {
+    pub(crate) fn push(&mut self, completion: &Completion, stamp: u64) -> bool {
         if self.tail.wrapping_sub(self.head_seen) >= self.ring.capacity() {
             self.head_seen = self.ring.head.0.load(Ordering::Acquire);
             if self.tail.wrapping_sub(self.head_seen) >= self.ring.capacity() {
                 return false;
             }
         }
-        self.ring.write(self.tail, completion);
+        self.ring.write(self.tail, completion, stamp);
         self.tail = self.tail.wrapping_add(1);
         true
     }
@@ -115,6 +125,10 @@ impl Consumer {
         self.head = self.head.wrapping_add(1);
         Some(completion)
     }
+    /// When the entry taken last was written; 0 if that is not remembered. Ask before [`Consumer::release`].
+    pub(crate) fn stamp(&self) -> u64 {
+        self.ring.stamp(self.head.wrapping_sub(1))
+    }
     /// Gives the slots of all entries taken so far back.
     pub(crate) fn release(&mut self) {
         self.ring.head.0.store(self.head, Ordering::Release);
@@ -138,7 +152,7 @@ pub(crate) fn purge(
         let completion = ring.read(index);
         if !doomed(&completion) {
             if kept != index {
-                ring.write(kept, &completion);
+                ring.write(kept, &completion, ring.stamp(index));
             }
             kept = kept.wrapping_add(1);
         }
@@ -156,9 +170,12 @@ pub(crate) fn replace(producer: &mut Producer, consumer: &mut Consumer, entries:
     if consumer.pending() > entries {
         return None;
     }
-    let (mut new_producer, new_consumer) = ring(entries);
+    let (mut new_producer, new_consumer) = ring(entries, producer.ring.stamps.is_some());
     while let Some(completion) = consumer.pop() {
-        assert!(new_producer.push(&completion), "the pending entries were counted under both locks");
+        assert!(
+            new_producer.push(&completion, consumer.stamp()),
+            "the pending entries were counted under both locks"
+        );
     }
     new_producer.publish();
     *producer = new_producer;
@@ -271,8 +288,8 @@ mod tests {
 
     #[test]
     fn push__invisible_until_published() {
-        let (mut p, mut c) = ring(4);
-        assert!(p.push(&completion(1)));
+        let (mut p, mut c) = ring(4, false);
+        assert!(p.push(&completion(1), 0));
         assert!(c.pop().is_none());
         p.publish();
         assert_eq!(c.pop().map(|c| c.wr_id), Some(1));
@@ -281,22 +298,22 @@ mod tests {
 
     #[test]
     fn push__full_until_released() {
-        let (mut p, mut c) = ring(2);
-        assert!(p.push(&completion(1)) && p.push(&completion(2)));
+        let (mut p, mut c) = ring(2, false);
+        assert!(p.push(&completion(1), 0) && p.push(&completion(2), 0));
         p.publish();
-        assert!(!p.push(&completion(3)));
+        assert!(!p.push(&completion(3), 0));
         assert!(c.pop().is_some());
-        assert!(!p.push(&completion(3)));
+        assert!(!p.push(&completion(3), 0));
         c.release();
-        assert!(p.push(&completion(3)));
+        assert!(p.push(&completion(3), 0));
     }
 
     #[test]
     fn purge__keeps_order_of_the_others() {
-        let (mut p, mut c) = ring(8);
+        let (mut p, mut c) = ring(8, false);
         for round in 0..5u64 {
             for i in 0..8 {
-                assert!(p.push(&completion(round * 8 + i)));
+                assert!(p.push(&completion(round * 8 + i), 0));
             }
             p.publish();
             assert_eq!(c.pop().map(|c| c.wr_id), Some(round * 8));
@@ -311,29 +328,42 @@ mod tests {
 
     #[test]
     fn replace__keeps_pending_and_refuses_too_small() {
-        let (mut p, mut c) = ring(8);
+        let (mut p, mut c) = ring(8, false);
         for i in 0..6 {
-            assert!(p.push(&completion(i)));
+            assert!(p.push(&completion(i), 0));
         }
         p.publish();
         assert_eq!(replace(&mut p, &mut c, 5), None);
         assert_eq!(replace(&mut p, &mut c, 33), Some(64));
-        assert!(p.push(&completion(6)));
+        assert!(p.push(&completion(6), 0));
         p.publish();
         let left: Vec<u64> = std::iter::from_fn(|| c.pop()).map(|c| c.wr_id).collect();
         assert_eq!(left, (0..7).collect::<Vec<u64>>());
     }
 
     #[test]
+    fn stamp__stays_with_its_entry() {
+        let (mut p, mut c) = ring(4, true);
+        for i in 0..4 {
+            assert!(p.push(&completion(i), 100 + i));
+        }
+        p.publish();
+        purge(&mut p, &mut c, |c| c.wr_id == 1);
+        assert_eq!(replace(&mut p, &mut c, 8), Some(8));
+        let taken: Vec<_> = std::iter::from_fn(|| c.pop().map(|e| (e.wr_id, c.stamp()))).collect();
+        assert_eq!(taken, [(0, 100), (2, 102), (3, 103)]);
+    }
+
+    #[test]
     fn ring__two_threads_pass_everything_in_order() {
         const COUNT: u64 = 200_000;
-        let (mut p, mut c) = ring(64);
+        let (mut p, mut c) = ring(64, false);
         std::thread::scope(|s| {
             s.spawn(move || {
                 let mut next = 0;
                 while next < COUNT {
                     for _ in 0..next % 7 + 1 {
-                        if next < COUNT && p.push(&completion(next)) {
+                        if next < COUNT && p.push(&completion(next), 0) {
                             next += 1;
                         }
                     }
