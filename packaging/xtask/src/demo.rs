@@ -38,7 +38,7 @@ fn show(workspace: &Workspace) -> Result<(), Trouble> {
         rates.push(transfer(workspace, Circumstances::lossy(loss_per_mille, 1))?);
     }
     let kept = rates[1] * 100.0 / rates[0];
-    println!("\nWith one packet in a hundred lost, {kept:.0} % of the bandwidth is left.");
+    println!("\nWith one packet in a hundred lost: {:.0} of {:.0} MiB/s ({kept:.0} %).", rates[1], rates[0]);
     println!("Next: target/release/metaroce --help, and README.md");
     Ok(())
 }

@@ -118,9 +118,11 @@ impl StatWriter {
         }
     }
 
-    /// Stores a counter of the path in `slot` (0..[`PATHS_MAX`]; others are ignored).
+    /// Stores a counter of the path in `slot` (0..[`PATHS_MAX`]; others are ignored). A gauge set to 0 (no connection
+    /// uses the path now) keeps the last value that meant something.
     pub fn set_path(&self, slot: usize, counter: PathCounter, value: u64) {
-        if slot < PATHS_MAX && self.is_ours() {
+        let says_nothing = value == 0 && counter.kind() == Kind::Gauge;
+        if slot < PATHS_MAX && !says_nothing && self.is_ours() {
             let sum = value.wrapping_add(self.path_base[slot][counter as usize]);
             let index = PATHS + slot * PATH_WORDS + PATH_COUNTERS + counter as usize;
             self.cells.at(index).store(sum, Ordering::Relaxed);

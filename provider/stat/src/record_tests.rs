@@ -60,9 +60,12 @@ fn writer__release_keeps_values_and_a_second_life_counts_on() {
     writer.set_path_identity(0, "lo", 0);
     writer.set_path(0, PathCounter::Lost, 4);
     writer.set_path(0, PathCounter::SrttNs, 900);
+    // The last connection is gone: the last round trip time stays.
+    writer.set_path(0, PathCounter::SrttNs, 0);
     drop(writer);
     let ended = &all(&map)[0];
     assert!(!ended.live);
+    assert_eq!(ended.paths[0].get(PathCounter::SrttNs), 900);
     assert_eq!((ended.get(DeviceCounter::TxPackets), ended.get(DeviceCounter::Connections)), (10, 0));
 
     let again = claim(&map, "app").unwrap();
