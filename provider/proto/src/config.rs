@@ -92,6 +92,10 @@ pub mod limits {
     pub const REORDER_TOLERANCE_MIN_NS: Nanos = 50_000;
     /// Acknowledged packets after which the tolerance halves.
     pub const REORDER_DECAY_ACKS: u32 = 4096;
+    /// Pause before a path that was left is probed, and its ceiling (doubling).
+    pub const PROBE_FIRST_NS: Nanos = 1_000_000;
+    /// Ceiling of that pause: a repaired path is used again within a second.
+    pub const PROBE_MAX_NS: Nanos = 500_000_000;
     /// HELLO repeats: first interval and its ceiling.
     pub const HELLO_FIRST_NS: Nanos = 2_000_000;
     /// Ceiling of the HELLO interval.

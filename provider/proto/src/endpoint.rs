@@ -7,7 +7,7 @@ use crate::intake;
 use crate::memory::Memory;
 use crate::mr::MrTable;
 use crate::parts::Parts;
-use crate::path::TxFrame;
+use crate::path::{Health, TxFrame};
 use crate::stats::{EndpointStats, PathStats};
 use crate::tables::{QpTable, SrqTable, Timer, Timers};
 use crate::types::*;
@@ -288,6 +288,25 @@ impl Endpoint {
             requester::fault(&mut p, &mut conn, &again.frame);
         }
         self.put(conn);
+    }
+    /// A plane of ours went up or down (link event): its paths are left at once, or probed at once.
+    pub fn set_plane_state(&mut self, now: Nanos, plane: u8, up: bool, sink: &mut impl Sink) {
+        for index in 0..self.conns.len() as u32 {
+            let Some(mut conn) = self.conns[index as usize].take() else { continue };
+            if conn.usable() {
+                let mut p = parts!(self, now, sink);
+                if up {
+                    let left = conn.paths.iter_mut().filter(|x| x.plane == plane && !x.health.is_active());
+                    left.for_each(|x| {
+                        x.health = Health::Suspect { probe_at: now, pause: limits::PROBE_FIRST_NS }
+                    });
+                } else {
+                    completer::leave_plane(&mut p, &mut conn, plane);
+                }
+                p.activate(&mut conn);
+            }
+            self.put(conn);
+        }
     }
     /// Begins an orderly end: CLOSE with the final acknowledgement state to every peer.
     pub fn close(&mut self, now: Nanos) {

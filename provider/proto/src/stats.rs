@@ -19,6 +19,8 @@ pub struct EndpointStats {
     pub datagrams_dropped: u64,
     /// Messages of unreliable connections dropped.
     pub uc_dropped: u64,
+    /// Paths left because they did not answer while their siblings did, or because their plane went down.
+    pub paths_left: u64,
     /// Connections alive now.
     pub connections: u64,
     /// Bytes of transport state (connections, paths, windows), without QPs.

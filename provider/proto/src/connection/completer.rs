@@ -3,7 +3,7 @@
 use super::{Conn, REQUESTS, RESPONSES, Retransmit};
 use crate::config::limits;
 use crate::parts::Parts;
-use crate::path::{FrameKind, PathTx, PktState, TxFrame};
+use crate::path::{FrameKind, Health, PathTx, PktState, TxFrame};
 use crate::qp::rnr_timer_ns;
 use crate::seq::{RangeState, unwrap32};
 use crate::types::*;
@@ -45,6 +45,7 @@ pub fn on_ack<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, ack: &Ack) {
     path.largest_acked = path.largest_acked.max(highest);
     note_spurious(p, path, spurious, lateness);
     if newly > 0 {
+        path.health = Health::Active;
         path.congestion.on_ack(newly, ack.ce, path.limited);
         path.limited = false;
         path.pto_count = 0;
@@ -128,8 +129,7 @@ fn lose<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: usize, psn: u64) 
 }
 
 /// Silence on a path: its oldest packet goes again as a probe. If that is not answered either while siblings make
-/// progress, all of it goes to the other paths (design D9, D11). When no path of the peer progresses, nothing is
-/// concluded about any of them.
+/// progress, the path is left (design D9, D11). When no path of the peer progresses, nothing is concluded about any.
 pub fn on_silence<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn) {
     for index in 0..conn.paths.len() {
         let path = &mut conn.paths[index];
@@ -141,26 +141,56 @@ pub fn on_silence<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn) {
         };
         path.pto_count += 1;
         path.last_probe = p.now;
-        let alone = path.pto_count >= 2 && conn.last_progress > sent;
-        lose(p, conn, index, oldest);
-        if alone && conn.paths.len() > 1 {
+        if path.pto_count >= 2 && conn.last_progress > sent {
+            let plane = path.plane;
             leave_path(p, conn, index);
+            leave_plane_if_down(p, conn, plane);
+        } else {
+            lose(p, conn, index, oldest);
         }
     }
     p.activate(conn);
 }
 
-/// Moves everything unresolved on a path to the next one; the path itself keeps a small window.
-fn leave_path<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: usize) {
-    for psn in conn.paths[index].base_psn()..conn.paths[index].next_psn() {
-        if conn.paths[index].packet(psn).is_some_and(|x| x.state == PktState::InFlight) {
-            lose(p, conn, index, psn);
+/// Leaves a path: what is unresolved on it goes to the others, it changes its source port and is probed until it
+/// answers. The last active path is never left.
+pub fn leave_path<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: usize) {
+    let others = (1..conn.paths.len()).map(|step| (index + step) % conn.paths.len());
+    let Some(elsewhere) = others.clone().find(|i| conn.paths[*i].health.is_active()) else { return };
+    let path = &mut conn.paths[index];
+    let retransmits = &mut conn.retransmits;
+    let mut moved = |frame: TxFrame| {
+        if frame.kind != FrameKind::Ping {
+            retransmits.push_back(Retransmit { frame, path: elsewhere as u8, left: true });
         }
-    }
-    conn.paths[index].congestion.on_silence();
-    let elsewhere = ((index + 1) % conn.paths.len()) as u8;
+    };
+    conn.in_flight_bytes -= path.give_up(&mut moved);
     for again in conn.retransmits.iter_mut().filter(|r| usize::from(r.path) == index) {
-        again.path = elsewhere;
+        again.path = elsewhere as u8;
+    }
+    path.health = Health::suspect(p.now);
+    path.pto_count = 0;
+    path.change_port(p.config.entropies_per_plane);
+    p.stats.paths_left += 1;
+}
+
+/// Half the paths of a plane in trouble means the plane is: the others are left without waiting for each.
+fn leave_plane_if_down<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, plane: u8) {
+    let of_plane = conn.paths.iter().filter(|x| x.plane == plane);
+    let (all, left) =
+        of_plane.fold((0, 0), |(all, left), x| (all + 1, left + usize::from(!x.health.is_active())));
+    let elsewhere = conn.paths.iter().any(|x| x.plane != plane && x.health.is_active());
+    if all > 1 && 2 * left >= all && elsewhere {
+        leave_plane(p, conn, plane);
+    }
+}
+
+/// Leaves every path of a plane.
+pub fn leave_plane<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, plane: u8) {
+    for index in 0..conn.paths.len() {
+        if conn.paths[index].plane == plane && conn.paths[index].health.is_active() {
+            leave_path(p, conn, index);
+        }
     }
 }
 

@@ -266,6 +266,7 @@ impl Conn {
             at = at.min(self.ack.deadline.unwrap_or(Nanos::MAX));
             for path in &self.paths {
                 at = at.min(path.probe_at().unwrap_or(Nanos::MAX)).min(completer::gap_at(path));
+                at = at.min(path.health.probe_at());
             }
         }
         at

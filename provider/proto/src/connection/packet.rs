@@ -26,6 +26,9 @@ pub fn build_packet<S: Sink>(
     let mut head = header(p, conn, PacketType::Data);
     (head.psn, head.path, head.generation) = (psn, path as u8, generation);
     head.write(&mut burst.bytes);
+    let owed = conn.refusals.is_empty() && (conn.ack.now || conn.ack.deadline.is_some());
+    // Small messages leave room for the acknowledgements that ride along, or they would never leave.
+    let whole_limit = limit.saturating_sub(if owed { acks_bytes(conn) as u32 } else { 0 });
     let mut b = Builder { start: start as u32, size: HEADER_BYTES as u32, frames: 0, retransmit: false };
     let mut next = first;
     loop {
@@ -38,12 +41,11 @@ pub fn build_packet<S: Sink>(
             break;
         }
         match peek(p, conn) {
-            Some(n) if n.whole && b.size + n.header + n.len <= limit && fits(&n, path) => next = n,
+            Some(n) if n.whole && b.size + n.header + n.len <= whole_limit && fits(&n, path) => next = n,
             _ => break,
         }
     }
-    let owed = conn.ack.now || conn.ack.deadline.is_some();
-    if owed && conn.refusals.is_empty() && b.size as usize + acks_bytes(conn) <= limit as usize {
+    if owed && b.size as usize + acks_bytes(conn) <= limit as usize {
         write_acks(p, conn, &mut burst.bytes);
     }
     b.flush(burst);

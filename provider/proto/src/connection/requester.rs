@@ -53,6 +53,9 @@ pub fn fill<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, burst: &mut TxBurst)
     if !conn.usable() {
         return false;
     }
+    if fill_probe(p, conn, burst) {
+        return true;
+    }
     let overdue = conn.ack.now || conn.ack.deadline.is_some_and(|at| at <= p.now);
     let next = peek(p, conn);
     // An overdue acknowledgement rides on a small packet, but does not wait behind a burst of large ones.
@@ -93,7 +96,7 @@ fn fill_hello<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, burst: &mut TxBurs
 
 /// Control packets go to the peer's first path, or where the connection was made for.
 fn address_control<S: Sink>(p: &mut Parts<'_, S>, conn: &Conn, burst: &mut TxBurst) {
-    let path = conn.paths.iter().find(|x| x.health == crate::path::Health::Active).or(conn.paths.first());
+    let path = conn.paths.iter().find(|x| x.health.is_active()).or(conn.paths.first());
     match path {
         Some(path) => {
             burst.plane = path.plane;
@@ -123,6 +126,19 @@ pub fn header<S: Sink>(p: &Parts<'_, S>, conn: &Conn, kind: PacketType) -> Heade
         src_slot: p.config.slot,
         backlog: 0,
     }
+}
+
+/// A PING on a path that was left and is due to be tried.
+fn fill_probe<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, burst: &mut TxBurst) -> bool {
+    let now = p.now;
+    let Some(path) = conn.paths.iter_mut().position(|x| x.health.take_probe(now)) else { return false };
+    let tx = &mut conn.paths[path];
+    // The last probe is as good as lost; it carried nothing.
+    conn.in_flight_bytes -= tx.give_up(&mut |_| {});
+    (burst.plane, burst.entropy, burst.dst) = (tx.plane, tx.entropy, tx.dst);
+    burst.origin = Some((conn.index, path as u8));
+    let ping = Next { item: Item::Ping, header: 4, len: 0, whole: false, pin: None };
+    build_packet(p, conn, burst, path, ping, u32::MAX).is_some()
 }
 
 /// A packet of acknowledgements and other things that want none themselves.
@@ -262,7 +278,7 @@ fn peek_request<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn) -> Option<Next> 
                 let (header, len) = segment(conn, wqe, qp.tx.cursor_offset);
                 let whole = wqe.wr.length <= conn.payload_max / 2 || wqe.wr.opcode.has_response();
                 let pinned = qp.init.qp_type == QpType::Uc && !conn.paths.is_empty();
-                let pin = pinned.then(|| (usize::from(index) % conn.paths.len()) as u8);
+                let pin = if pinned { Some(pin_of(conn, index)) } else { None };
                 return Some(Next { item: Item::Request(index), header, len, whole, pin });
             }
             qp.tx.in_round = false;
@@ -270,6 +286,14 @@ fn peek_request<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn) -> Option<Next> 
         conn.round.pop_front();
     }
     None
+}
+
+/// The path an unreliable stream keeps to: its own, or the next one in use while that one is not.
+fn pin_of(conn: &Conn, index: u16) -> u8 {
+    let count = conn.paths.len();
+    let own = usize::from(index) % count;
+    let turn = (0..count).map(|step| (own + step) % count);
+    turn.clone().find(|i| conn.paths[*i].health.is_active()).unwrap_or(own) as u8
 }
 
 fn cpn_room(conn: &Conn, space: usize) -> bool {

@@ -43,11 +43,9 @@ impl Congestion {
             self.window = self.window.min(limits::PATH_SPAN);
         }
     }
-    /// Two probes went unanswered: begin again small.
-    pub fn on_silence(&mut self) {
-        self.threshold = (self.window / 2).max(limits::CWND_MIN);
-        self.window = limits::CWND_MIN;
-        self.credit = 0;
+    /// The window of a path that begins again: small, and counting CE marks from zero.
+    pub fn restarted() -> Self {
+        Congestion { window: limits::CWND_MIN, ..Congestion::new() }
     }
 }
 

@@ -1,5 +1,7 @@
-//! Health of one path (design D11). The transport issue completes it with planes, probing and flap damping; here a
-//! silent path becomes SUSPECT, its packets go elsewhere, and the next acknowledgement makes it ACTIVE again.
+//! Health of one path (design D11): judged against its siblings, left at once when in trouble, probed with backoff.
+
+use crate::config::limits;
+use crate::types::Nanos;
 
 /// State of a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -7,6 +9,40 @@ pub enum Health {
     /// In use.
     #[default]
     Active,
-    /// Two probes unanswered while siblings made progress: used for probes only.
-    Suspect,
+    /// Not answering while siblings were, or its plane is down: probed only.
+    Suspect {
+        /// When the next probe leaves.
+        probe_at: Nanos,
+        /// Pause after that one.
+        pause: Nanos,
+    },
+}
+
+impl Health {
+    /// Just left: the first probe follows soon.
+    pub fn suspect(now: Nanos) -> Self {
+        Health::Suspect { probe_at: now + limits::PROBE_FIRST_NS, pause: 2 * limits::PROBE_FIRST_NS }
+    }
+    /// May carry data.
+    pub fn is_active(self) -> bool {
+        self == Health::Active
+    }
+    /// A probe is due; the next one is later, each pause twice the last.
+    pub fn take_probe(&mut self, now: Nanos) -> bool {
+        match self {
+            Health::Suspect { probe_at, pause } if *probe_at <= now => {
+                *probe_at = now + *pause;
+                *pause = (*pause * 2).min(limits::PROBE_MAX_NS);
+                true
+            }
+            _ => false,
+        }
+    }
+    /// When the next probe is due.
+    pub fn probe_at(self) -> Nanos {
+        match self {
+            Health::Active => Nanos::MAX,
+            Health::Suspect { probe_at, .. } => probe_at,
+        }
+    }
 }

@@ -144,7 +144,7 @@ impl PathTx {
     }
     /// Packets that may be sent now.
     pub fn room(&self) -> u32 {
-        if self.health == Health::Suspect {
+        if !self.health.is_active() {
             return 0;
         }
         let oldest = self.oldest_in_flight().map_or(self.next_psn(), |(psn, _)| psn);
@@ -215,8 +215,37 @@ impl PathTx {
             self.base_psn += 1;
         }
     }
-    /// When this path wants to be probed, if anything is in flight.
+    /// Everything in flight is given up here: out of flight, bytes returned, frames to `lost` in order.
+    pub fn give_up(&mut self, lost: &mut impl FnMut(TxFrame)) -> u32 {
+        let mut bytes = 0;
+        for i in 0..self.pkts.len() {
+            let pkt = self.pkts[i];
+            if pkt.state == PktState::InFlight {
+                bytes += u32::from(pkt.bytes);
+                (0..pkt.frames).for_each(|k| lost(self.frame(&pkt, k)));
+            }
+        }
+        self.base_psn = self.next_psn();
+        self.base_frame += self.frames.len() as u64;
+        self.pkts.clear();
+        self.frames.clear();
+        self.in_flight = 0;
+        bytes
+    }
+    /// Changes to another source port: what was sent before can no longer be told apart from what is lost.
+    pub fn change_port(&mut self, entropies: u8) {
+        self.entropy = (self.entropy + 1) % entropies.max(1);
+        self.generation = self.generation.wrapping_add(1);
+        self.largest_acked = 0;
+        self.reorder_tolerance_ns = 0;
+        self.rtt = Rtt::default();
+        self.congestion = Congestion::restarted();
+    }
+    /// When this path wants to be probed for silence, if anything is in flight.
     pub fn probe_at(&self) -> Option<Nanos> {
+        if !self.health.is_active() {
+            return None;
+        }
         let (_, oldest) = self.oldest_in_flight()?;
         let backoff = self.pto_count.min(limits::PTO_BACKOFF_MAX);
         Some(oldest.sent.max(self.last_progress).max(self.last_probe) + (self.rtt.probe_timeout() << backoff))

@@ -102,25 +102,31 @@ pub struct Net {
     pub rng: u64,
     pub dropped_data: u64,
     pub trace: bool,
+    pub planes: usize,
+    /// Planes whose packets vanish.
+    pub black_holes: Vec<usize>,
     /// Decides per packet (from, to, bytes) whether it is dropped, before the random faults.
     pub filter: Option<Filter>,
     queue: BTreeMap<(Nanos, u64), (usize, RxMeta, Vec<u8>)>,
     serial: u64,
-    last_arrival: BTreeMap<(usize, usize, u8), Nanos>,
+    last_arrival: BTreeMap<(usize, usize, u8, u8), Nanos>,
     burst: TxBurst,
 }
 
-pub fn config(host: usize, incarnation: u64, seed: u64) -> Config {
+/// Address of a host on a plane.
+pub fn ip(plane: usize, host: usize) -> IpAddr {
+    IpAddr::V4(Ipv4Addr::new(10, plane as u8, 0, host as u8 + 1))
+}
+
+pub fn config(host: usize, planes: usize, incarnation: u64, seed: u64) -> Config {
     Config {
         slot: host as u16 + 1,
         base_port: BASE_PORT,
         incarnation,
         seed,
-        planes: vec![PlaneConfig {
-            label: "p0".into(),
-            addrs: vec![IpAddr::V4(Ipv4Addr::new(10, 0, 0, host as u8 + 1))],
-            mtu: 65536,
-        }],
+        planes: (0..planes)
+            .map(|p| PlaneConfig { label: format!("p{p}"), addrs: vec![ip(p, host)], mtu: 65536 })
+            .collect(),
         paths_per_plane: 4,
         entropies_per_plane: 8,
         segment_bytes_max: 4224,
@@ -134,6 +140,9 @@ pub fn config(host: usize, incarnation: u64, seed: u64) -> Config {
 
 impl Net {
     pub fn new(hosts: usize, seed: u64) -> Net {
+        Net::with_planes(hosts, 1, seed)
+    }
+    pub fn with_planes(hosts: usize, planes: usize, seed: u64) -> Net {
         let mut net = Net {
             hosts: Vec::new(),
             now: 1_000_000,
@@ -141,6 +150,8 @@ impl Net {
             rng: seed,
             dropped_data: 0,
             trace: std::env::var("METAROCE_TRACE").is_ok(),
+            planes,
+            black_holes: Vec::new(),
             filter: None,
             queue: BTreeMap::new(),
             serial: 0,
@@ -151,10 +162,10 @@ impl Net {
             let incarnation = random(&mut net.rng) | 1;
             let seed = random(&mut net.rng);
             net.hosts.push(Host {
-                ep: Endpoint::new(config(i, incarnation, seed)),
+                ep: Endpoint::new(config(i, planes, incarnation, seed)),
                 mem: HostMem(vec![0; 8 << 20]),
                 log: Log::default(),
-                ip: IpAddr::V4(Ipv4Addr::new(10, 0, 0, i as u8 + 1)),
+                ip: ip(0, i),
                 slot: i as u16 + 1,
                 alive: true,
             });
@@ -164,7 +175,7 @@ impl Net {
     /// The process on a host is replaced by a new one on the same slot.
     pub fn restart(&mut self, host: usize) {
         let (incarnation, seed) = (random(&mut self.rng) | 1, random(&mut self.rng));
-        self.hosts[host].ep = Endpoint::new(config(host, incarnation, seed));
+        self.hosts[host].ep = Endpoint::new(config(host, self.planes, incarnation, seed));
         self.hosts[host].log = Log::default();
         self.hosts[host].alive = true;
     }
@@ -226,9 +237,15 @@ impl Net {
     }
 
     fn deliver_later(&mut self, from: usize, burst: &TxBurst, bytes: Vec<u8>) {
-        let to =
-            self.hosts.iter().position(|h| h.ip == burst.dst.ip() && BASE_PORT + h.slot == burst.dst.port());
+        let plane = usize::from(burst.plane);
+        let reached = |h: &usize| ip(plane, *h) == burst.dst.ip();
+        let to = (0..self.hosts.len())
+            .filter(reached)
+            .find(|h| BASE_PORT + self.hosts[*h].slot == burst.dst.port());
         let Some(to) = to else { return };
+        if self.black_holes.contains(&plane) {
+            return;
+        }
         if self.trace {
             eprintln!("{} {from}->{to} {} {:02x?}", self.now, bytes.len(), &bytes[..bytes.len().min(64)]);
         }
@@ -242,8 +259,8 @@ impl Net {
             return;
         }
         let meta = RxMeta {
-            src: SocketAddr::new(self.hosts[from].ip, 49152 + u16::from(burst.entropy)),
-            dst_ip: self.hosts[to].ip,
+            src: SocketAddr::new(ip(plane, from), 49152 + u16::from(burst.entropy)),
+            dst_ip: ip(plane, to),
             ecn: 2,
         };
         let copies = 1 + usize::from(self.chance(self.faults.dup));
@@ -253,7 +270,7 @@ impl Net {
                 at += 1 + self.below(20 * self.faults.delay_ns);
             } else {
                 // In order within a path, as a network does.
-                let last = self.last_arrival.entry((from, to, burst.entropy)).or_insert(0);
+                let last = self.last_arrival.entry((from, to, burst.plane, burst.entropy)).or_insert(0);
                 at = at.max(*last);
                 *last = at;
             }

@@ -1,0 +1,113 @@
+//! Several planes: spread, loss of one, healing, without the application noticing.
+#![expect(non_snake_case, reason = "tests are named subject__case")]
+
+mod net;
+use metaroce_proto::stats::PathStats;
+use metaroce_proto::*;
+use net::*;
+
+const MS: u64 = 1_000_000;
+const SECOND: u64 = 1_000_000_000;
+
+/// Writes of 64 KiB, always 16 outstanding, for `span`; gives how many completed.
+fn stream(net: &mut Net, qa: Qpn, keys: (u32, u32), span: u64) -> usize {
+    let until = net.now + span;
+    let before = net.hosts[0].log.completions.len();
+    let mut posted = before;
+    while net.now < until {
+        let done = net.hosts[0].log.completions.len();
+        while posted < done + 16 {
+            let w =
+                SendWqe { remote_addr: MEM_BASE, rkey: keys.1, ..wr(posted as u64, Opcode::Write, 65536, 1) };
+            net.send(0, qa, w, &[Sge { addr: MEM_BASE, len: 65536, lkey: keys.0 }]);
+            posted += 1;
+        }
+        if !net.step(until) {
+            break;
+        }
+    }
+    let done = net.hosts[0].log.completions.len();
+    // Let what is left drain, so that the next phase begins empty.
+    net.run_until(10 * SECOND, "drain", |n| n.hosts[0].log.completions.len() == posted);
+    assert!(net.hosts[0].log.completions.iter().all(|c| c.1.status == WcStatus::Success));
+    done - before
+}
+
+fn per_plane(net: &Net) -> Vec<u64> {
+    let mut paths: Vec<PathStats> = Vec::new();
+    net.hosts[0].ep.path_stats(&mut paths);
+    paths.chunks(4).map(|plane| plane.iter().map(|p| p.tx_data_packets).sum()).collect()
+}
+
+#[test]
+fn black_hole__is_left_and_comes_back() {
+    let mut net = Net::with_planes(2, 4, 1);
+    net.faults.delay_ns = 20_000;
+    let (qa, _) = net.pair(0, 1);
+    let keys = (net.mr(0, 0, 1 << 20), net.mr(1, 0, 1 << 20));
+    let whole = stream(&mut net, qa, keys, 20 * MS);
+    let even = per_plane(&net);
+    assert!(even.iter().all(|n| *n * 5 >= even.iter().sum::<u64>()), "uneven: {even:?}");
+    net.black_holes = vec![2];
+    // The failure itself, then the time after it.
+    stream(&mut net, qa, keys, 20 * MS);
+    let before = per_plane(&net);
+    let degraded = stream(&mut net, qa, keys, 20 * MS);
+    let spent: Vec<u64> = per_plane(&net).iter().zip(&before).map(|(a, b)| a - b).collect();
+    assert!(degraded * 100 >= whole * 60, "{degraded} of {whole} writes with one plane of four gone");
+    assert!(spent[2] < 100, "{spent:?} packets sent while plane 2 was dead");
+    net.black_holes.clear();
+    net.run(SECOND);
+    let before = per_plane(&net);
+    let healed = stream(&mut net, qa, keys, 40 * MS) / 2;
+    let spent: Vec<u64> = per_plane(&net).iter().zip(&before).map(|(a, b)| a - b).collect();
+    assert!(healed * 100 >= whole * 90, "{healed} of {whole} after healing");
+    assert!(spent[2] * 10 >= spent.iter().sum::<u64>(), "plane 2 is not used again: {spent:?}");
+}
+
+#[test]
+fn link_event__moves_at_once() {
+    let mut net = Net::with_planes(2, 2, 2);
+    let (qa, _) = net.pair(0, 1);
+    let keys = (net.mr(0, 0, 1 << 20), net.mr(1, 0, 1 << 20));
+    stream(&mut net, qa, keys, 5 * MS);
+    net.black_holes = vec![1];
+    let now = net.now;
+    for h in 0..2 {
+        let host = &mut net.hosts[h];
+        host.ep.set_plane_state(now, 1, false, &mut host.log);
+    }
+    let before = per_plane(&net);
+    stream(&mut net, qa, keys, 5 * MS);
+    let spent = per_plane(&net)[1] - before[1];
+    assert!(spent < 50, "{spent} packets sent into a plane known to be down");
+}
+
+#[test]
+fn all_planes_silent__no_plane_is_blamed_and_data_goes_on() {
+    let mut net = Net::with_planes(2, 2, 3);
+    let (qa, _) = net.pair(0, 1);
+    let keys = (net.mr(0, 0, 1 << 20), net.mr(1, 0, 1 << 20));
+    stream(&mut net, qa, keys, 5 * MS);
+    let w = SendWqe { remote_addr: MEM_BASE, rkey: keys.1, ..wr(1_000_000, Opcode::Write, 1 << 20, 1) };
+    net.send(0, qa, w, &[Sge { addr: MEM_BASE, len: 1 << 20, lkey: keys.0 }]);
+    net.black_holes = vec![0, 1];
+    net.run(100 * MS);
+    assert_eq!(net.hosts[0].ep.stats().paths_left, 0);
+    net.black_holes.clear();
+    net.run_until(SECOND, "after silence", |n| {
+        n.hosts[0].log.completions.iter().any(|c| c.1.wr_id == 1_000_000)
+    });
+    stream(&mut net, qa, keys, 5 * MS);
+}
+
+/// The forward direction of one plane is lossy (gray failure): data is right and throughput useful.
+#[test]
+fn gray_loss__is_repaired() {
+    let mut net = Net::with_planes(2, 4, 4);
+    let mut rng = 9;
+    net.filter = Some(Box::new(move |_, _, bytes| bytes.len() > 1000 && random(&mut rng) % 100 < 5));
+    let (qa, _) = net.pair(0, 1);
+    let keys = (net.mr(0, 0, 1 << 20), net.mr(1, 0, 1 << 20));
+    assert!(stream(&mut net, qa, keys, 20 * MS) > 100);
+}
