@@ -2,11 +2,11 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use metaroce_config::DeviceConfig;
 use rdma_core_sys::ibv_ah_attr;
 
 use crate::ffi::{Result, gid_bytes};
 use crate::limits::PORT;
+use crate::net::Watched;
 
 /// Both ends of a path, from an address vector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub(crate) struct Addresses {
 
 impl Addresses {
     /// EINVAL for another port than 1, without GRH, with an empty or mismatched GID.
-    pub(crate) fn resolve(config: &DeviceConfig, attr: &ibv_ah_attr) -> Result<Self> {
+    pub(crate) fn resolve(net: &Watched, attr: &ibv_ah_attr) -> Result<Self> {
         if attr.is_global == 0 {
             log::warn!("RoCE needs GRH: set is_global=1 and the destination GID in the address vector");
             return Err(libc::EINVAL);
@@ -28,9 +28,7 @@ impl Addresses {
             return Err(libc::EINVAL);
         }
         let remote = address_of(gid_bytes(&attr.grh.dgid));
-        let table = metaroce_config::gid_table(config);
-        let local = table.get(usize::from(attr.grh.sgid_index)).map(|entry| entry.ip);
-        match local {
+        match net.gid_address(attr.grh.sgid_index) {
             Some(local) if !remote.is_unspecified() && local.is_ipv4() == remote.is_ipv4() => {
                 Ok(Self { remote, local })
             }

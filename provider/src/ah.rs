@@ -28,7 +28,7 @@ impl Ah {
     /// EINVAL when the address vector is not one of RoCE.
     pub(crate) fn create(pd: &Pd, attr: &ibv_ah_attr) -> Result<Box<Self>> {
         let pd = Arc::clone(&pd.shared);
-        let remote = Addresses::resolve(pd.context.device.config(), attr)?.remote;
+        let remote = Addresses::resolve(&pd.context.net, attr)?.remote;
         let _c = CPart::new(|ah: &mut ibv_ah| ah.handle = next_handle());
         Ok(Box::new(Self { _c, remote, _pd: pd }))
     }

@@ -12,6 +12,8 @@ use rdma_core_sys::verbs_context;
 use crate::channel::{AsyncChannel, CompChannel};
 use crate::ffi::{CPart, Result};
 use crate::logger;
+use crate::net::Watched;
+use crate::open::OpenObjects;
 
 /// The open device as safe code sees it; objects made from it keep it alive.
 pub(crate) struct Context {
@@ -23,6 +25,10 @@ pub(crate) struct Context {
     pub(crate) node_guid: u64,
     /// Completion vectors offered (one per CPU; they all are the same engine).
     pub(crate) comp_vectors: u32,
+    /// The addresses and links as they are now.
+    pub(crate) net: Watched,
+    /// QPs and MRs that exist.
+    pub(crate) open: OpenObjects,
     /// Our sides of the completion channels in use, by the address of `ibv_comp_channel`.
     channels: Mutex<HashMap<usize, Weak<CompChannel>>>,
 }
@@ -58,15 +64,24 @@ impl Context {
             log::error!("no event channel: {e}");
             e.raw_os_error().unwrap_or(libc::EIO)
         })?;
+        let events = Arc::new(events);
         let cpus = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
         let context = Self {
+            net: Watched::begin(device.config(), &events),
+            open: OpenObjects::default(),
             device,
-            events: Arc::new(events),
+            events,
             node_guid,
             comp_vectors: cpus,
             channels: Mutex::default(),
         };
         Ok((Arc::new(context), async_fd.into_raw_fd()))
+    }
+
+    /// The application has closed the device.
+    pub(crate) fn close(&self) {
+        self.open.close(&self.device);
+        self.net.end();
     }
 
     /// Our side of the completion channel at `address` whose descriptor is `fd`.

@@ -13,6 +13,7 @@ use crate::channel::{CompChannel, Source};
 use crate::context::Context;
 use crate::ffi::{CPart, LockedCell, Object, Result, next_handle};
 use crate::limits::MAX_CQE;
+use crate::pd::PdShared;
 use crate::poll;
 
 /// A completion queue.
@@ -25,8 +26,10 @@ pub(crate) struct Cq {
     /// Held from a successful `ibv_start_poll` to `ibv_end_poll`.
     pub(crate) poll_lock: RawMutex,
     /// The completion an extended poll is at; guarded by `poll_lock`.
-    pub(crate) current: LockedCell<Option<Completion>>,
-    _context: Arc<Context>,
+    pub(crate) current: LockedCell<Option<(Completion, u64)>>,
+    pub(crate) context: Arc<Context>,
+    /// Keeps a parent domain in use.
+    _pd: Option<Arc<PdShared>>,
 }
 
 // SAFETY: repr(C), the C part is first and begins with an ibv_cq.
@@ -44,10 +47,15 @@ pub(crate) struct CqCreate {
     pub(crate) channel: Option<Arc<CompChannel>>,
     /// `IBV_WC_EX_WITH_*` of an extended CQ.
     pub(crate) wc_flags: Option<u64>,
+    /// The parent domain of an extended CQ.
+    pub(crate) parent_domain: Option<Arc<PdShared>>,
 }
 
 /// What an extended CQ can be asked to read.
-pub(crate) const WC_FLAGS_SUPPORTED: u64 = IBV_WC_STANDARD_FLAGS as u64;
+const WC_FLAGS_SUPPORTED: u64 = IBV_WC_STANDARD_FLAGS as u64 | WC_TIMES;
+/// What needs the time of each completion.
+const WC_TIMES: u64 =
+    (IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK) as u64;
 
 impl Cq {
     /// EINVAL for a depth or vector out of range, EOPNOTSUPP for `wc_flags` we cannot read.
@@ -61,10 +69,15 @@ impl Cq {
         let completions = create.channel.map(Source::new);
         let errors = Source::new(Arc::clone(&context.events));
         let notifier = Notifier { completions: completions.clone(), errors: Arc::clone(&errors) };
-        let engine = context.device.create_cq(create.cqe, Some(Box::new(notifier)))?;
+        let notify = Some(Box::new(notifier) as Box<dyn engine::CqNotify>);
+        let engine = if create.wc_flags.is_some_and(|flags| flags & WC_TIMES != 0) {
+            context.device.create_stamped_cq(create.cqe, notify)?
+        } else {
+            context.device.create_cq(create.cqe, notify)?
+        };
         let c = CPart::new(|c: &mut verbs_cq| {
-            if create.wc_flags.is_some() {
-                poll::set_functions(c);
+            if let Some(flags) = create.wc_flags {
+                poll::set_functions(c, flags);
             }
         });
         let cq = Box::new(Self {
@@ -74,7 +87,8 @@ impl Cq {
             errors,
             poll_lock: RawMutex::INIT,
             current: LockedCell::new(None),
-            _context: Arc::clone(context),
+            context: Arc::clone(context),
+            _pd: create.parent_domain,
         });
         cq.c.set_cqe(cq.engine.capacity());
         cq.c.set_cq_handle(next_handle());
@@ -94,6 +108,14 @@ impl Cq {
         let granted = self.engine.resize(cqe)?;
         self.c.set_cqe(granted);
         Ok(())
+    }
+
+    /// Holds events back; EINVAL for other attributes than moderation.
+    pub(crate) fn modify(&self, attr: &ibv_modify_cq_attr) -> Result<()> {
+        if attr.attr_mask != IBV_CQ_ATTR_MODERATE {
+            return Err(libc::EINVAL);
+        }
+        self.engine.moderate(attr.moderate.cq_count, attr.moderate.cq_period)
     }
 
     /// EBUSY while QPs use it; waits for the acknowledgement of delivered events. Then the object may be dropped.

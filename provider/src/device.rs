@@ -1,6 +1,6 @@
 //! `query_device_ex` and `query_port`: what the device and its only port can do.
 
-use metaroce_config::DeviceConfig;
+use libc::timespec;
 use rdma_core_sys::*;
 
 use crate::context::Context;
@@ -16,6 +16,18 @@ const PHYS_LINK_UP: u8 = 5;
 const PHYS_DISABLED: u8 = 3;
 /// RoCE: address vectors need a GRH (`IBV_QPF_GRH_REQUIRED`, which the headers only have as a macro).
 const GRH_REQUIRED: u8 = 1;
+
+/// Completion times count nanoseconds.
+const CLOCK_KHZ: u64 = 1_000_000;
+
+/// The clock that stamps completions, as `query_rt_values` reports it. EINVAL for values we do not have.
+pub(crate) fn raw_clock(context: &Context, comp_mask: u32) -> Result<timespec> {
+    if comp_mask & !IBV_VALUES_MASK_RAW_CLOCK != 0 {
+        return Err(libc::EINVAL);
+    }
+    // All of it is in tv_nsec, as programs that know hardware expect.
+    Ok(timespec { tv_sec: 0, tv_nsec: context.device.clock_ns() as libc::c_long })
+}
 
 /// Fills the device's attributes; features that are not built stay 0.
 pub(crate) fn query(context: &Context) -> ibv_device_attr_ex {
@@ -36,6 +48,7 @@ pub(crate) fn query(context: &Context) -> ibv_device_attr_ex {
     o.device_cap_flags = IBV_DEVICE_CURR_QP_STATE_MOD
         | IBV_DEVICE_SYS_IMAGE_GUID
         | IBV_DEVICE_RC_RNR_NAK_GEN
+        | IBV_DEVICE_PORT_ACTIVE_EVENT
         | IBV_DEVICE_SRQ_RESIZE;
     o.max_sge = MAX_SGE as i32;
     o.max_sge_rd = MAX_SGE as i32;
@@ -54,6 +67,9 @@ pub(crate) fn query(context: &Context) -> ibv_device_attr_ex {
     o.max_pkeys = 1;
     o.phys_port_cnt = PORT;
     attr.device_cap_flags_ex = u64::from(attr.orig_attr.device_cap_flags);
+    attr.completion_timestamp_mask = u64::MAX;
+    attr.hca_core_clock = CLOCK_KHZ;
+    attr.cq_mod_caps = ibv_cq_moderation_caps { max_cq_count: u16::MAX, max_cq_period: u16::MAX };
     attr.phys_port_cnt_ex = u32::from(PORT);
     attr
 }
@@ -63,14 +79,14 @@ pub(crate) fn query_port(context: &Context, port: u8) -> Result<ibv_port_attr> {
     if port != PORT {
         return Err(libc::EINVAL);
     }
-    let config = context.device.config();
-    let up = config.planes.iter().any(|plane| plane.up);
+    let port = context.net.port();
+    let up = port.up;
     let mut attr: ibv_port_attr = zeroed();
     attr.state = if up { IBV_PORT_ACTIVE } else { IBV_PORT_DOWN };
     attr.phys_state = if up { PHYS_LINK_UP } else { PHYS_DISABLED };
     attr.max_mtu = IBV_MTU_4096;
-    attr.active_mtu = active_mtu(config);
-    attr.gid_tbl_len = metaroce_config::gid_table_len(config) as i32;
+    attr.active_mtu = active_mtu(port.mtu);
+    attr.gid_tbl_len = port.gid_table_len as i32;
     attr.port_cap_flags = IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS;
     attr.max_msg_sz = MAX_MSG_SZ;
     attr.pkey_tbl_len = 1;
@@ -83,8 +99,8 @@ pub(crate) fn query_port(context: &Context, port: u8) -> Result<ibv_port_attr> {
 }
 
 /// The active MTU as `enum ibv_mtu`.
-fn active_mtu(config: &DeviceConfig) -> ibv_mtu {
-    match metaroce_config::active_mtu(config) {
+fn active_mtu(bytes: u32) -> ibv_mtu {
+    match bytes {
         4096.. => IBV_MTU_4096,
         2048.. => IBV_MTU_2048,
         1024.. => IBV_MTU_1024,

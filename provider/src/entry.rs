@@ -6,6 +6,7 @@
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::slice;
+use std::sync::Arc;
 
 use rdma_core_sys::private::{verbs_context_ops, verbs_mr};
 use rdma_core_sys::*;
@@ -20,11 +21,14 @@ use crate::mr::Mr;
 use crate::pd::Pd;
 use crate::qp::{Qp, QpCreate};
 use crate::srq::Srq;
+use crate::td::Td;
 use crate::{device, poll, post, register};
 
 /// The verbs this device implements; libibverbs answers EOPNOTSUPP for the rest.
 pub(crate) static OPS: verbs_context_ops = verbs_context_ops::EMPTY
+    .alloc_parent_domain(alloc_parent_domain)
     .alloc_pd(alloc_pd)
+    .alloc_td(alloc_td)
     .async_event(async_event)
     .cq_event(cq_event)
     .create_ah(create_ah)
@@ -34,12 +38,14 @@ pub(crate) static OPS: verbs_context_ops = verbs_context_ops::EMPTY
     .create_qp_ex(create_qp_ex)
     .create_srq(create_srq)
     .dealloc_pd(dealloc_pd)
+    .dealloc_td(dealloc_td)
     .dereg_mr(dereg_mr)
     .destroy_ah(destroy_ah)
     .destroy_cq(destroy_cq)
     .destroy_qp(destroy_qp)
     .destroy_srq(destroy_srq)
     .free_context(register::free_context)
+    .modify_cq(modify_cq)
     .modify_qp(modify_qp)
     .modify_srq(modify_srq)
     .poll_cq(poll_cq)
@@ -50,9 +56,11 @@ pub(crate) static OPS: verbs_context_ops = verbs_context_ops::EMPTY
     .query_port(query_port)
     .query_qp(query_qp)
     .query_qp_data_in_order(query_qp_data_in_order)
+    .query_rt_values(query_rt_values)
     .query_srq(query_srq)
     .reg_mr(reg_mr)
     .req_notify_cq(req_notify_cq)
+    .rereg_mr(rereg_mr)
     .resize_cq(resize_cq);
 
 unsafe extern "C" fn query_device_ex(
@@ -93,6 +101,50 @@ unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     })
 }
 
+unsafe extern "C" fn alloc_td(ctx: *mut ibv_context, attr: *mut ibv_td_init_attr) -> *mut ibv_td {
+    // SAFETY: module comment.
+    verb_ptr("ibv_alloc_td", || unsafe {
+        if attributes(attr)?.comp_mask != 0 {
+            return Err(libc::EINVAL);
+        }
+        Ok(publish(Td::alloc(ctx)))
+    })
+}
+
+unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
+    // SAFETY: module comment; unused, so nobody else has it.
+    verb("ibv_dealloc_td", || unsafe {
+        object::<Td>(td)?.check_unused()?;
+        drop(reclaim::<Td>(td));
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn alloc_parent_domain(
+    ctx: *mut ibv_context,
+    attr: *mut ibv_parent_domain_init_attr,
+) -> *mut ibv_pd {
+    // SAFETY: module comment.
+    verb_ptr("ibv_alloc_parent_domain", || unsafe {
+        let attr = attributes(attr)?;
+        // Nothing is allocated that an application's allocator could serve.
+        if attr.comp_mask & !IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT != 0 {
+            return Err(libc::EOPNOTSUPP);
+        }
+        let td = if attr.td.is_null() { None } else { Some(object::<Td>(attr.td)?) };
+        Ok(publish(Pd::parent_domain(object(attr.pd)?, td, ctx)))
+    })
+}
+
+unsafe extern "C" fn query_rt_values(ctx: *mut ibv_context, values: *mut ibv_values_ex) -> c_int {
+    // SAFETY: module comment.
+    verb("ibv_query_rt_values_ex", || unsafe {
+        let values = attributes(values)?;
+        values.raw_clock = device::raw_clock(context(ctx)?, values.comp_mask)?;
+        Ok(())
+    })
+}
+
 unsafe extern "C" fn reg_mr(
     pd: *mut ibv_pd,
     addr: *mut c_void,
@@ -115,6 +167,24 @@ unsafe extern "C" fn dereg_mr(mr: *mut verbs_mr) -> c_int {
     })
 }
 
+unsafe extern "C" fn rereg_mr(
+    mr: *mut verbs_mr,
+    flags: c_int,
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> c_int {
+    // SAFETY: module comment; verbs_mr begins with ibv_mr.
+    verb("ibv_rereg_mr", || unsafe {
+        let wants = |bit: u32| flags as u32 & bit != 0;
+        let pd = if wants(IBV_REREG_MR_CHANGE_PD) { Some(object::<Pd>(pd)?) } else { None };
+        let range = wants(IBV_REREG_MR_CHANGE_TRANSLATION).then_some((addr as u64, length as u64));
+        let access = wants(IBV_REREG_MR_CHANGE_ACCESS).then_some(access as u32);
+        object::<Mr>(mr.cast())?.reregister(pd, range, access)
+    })
+}
+
 unsafe extern "C" fn create_cq(
     ctx: *mut ibv_context,
     cqe: c_int,
@@ -129,6 +199,7 @@ unsafe extern "C" fn create_cq(
             comp_vector: u32::try_from(comp_vector).map_err(|_| libc::EINVAL)?,
             channel: channel.as_ref().map(|c| context.comp_channel(channel as usize, c.fd)).transpose()?,
             wc_flags: None,
+            parent_domain: None,
         };
         Ok(publish(Cq::create(context, create)?))
     })
@@ -139,8 +210,13 @@ unsafe extern "C" fn create_cq_ex(ctx: *mut ibv_context, attr: *mut ibv_cq_init_
     verb_ptr("ibv_create_cq_ex", || unsafe {
         let (context, attr) = (context(ctx)?, attributes(attr)?);
         let flags = if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 { attr.flags } else { 0 };
-        // A single-threaded CQ may be locked all the same; ignoring overruns and parent domains are not there.
-        if attr.comp_mask & !IBV_CQ_INIT_ATTR_MASK_FLAGS != 0
+        let with_pd = attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_PD != 0;
+        let parent_domain = if with_pd { Some(object::<Pd>(attr.parent_domain)?) } else { None };
+        if parent_domain.is_some_and(|pd| !pd.is_parent_domain()) {
+            return Err(libc::EINVAL);
+        }
+        // A single-threaded CQ may be locked all the same; ignoring overruns is not there.
+        if attr.comp_mask & !(IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD) != 0
             || flags & !IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0
         {
             return Err(libc::EOPNOTSUPP);
@@ -151,6 +227,7 @@ unsafe extern "C" fn create_cq_ex(ctx: *mut ibv_context, attr: *mut ibv_cq_init_
             comp_vector: attr.comp_vector,
             channel: channel.as_ref().map(|c| context.comp_channel(channel as usize, c.fd)).transpose()?,
             wc_flags: Some(attr.wc_flags),
+            parent_domain: parent_domain.map(|pd| Arc::clone(&pd.shared)),
         };
         Ok(publish(Cq::create(context, create)?).cast())
     })
@@ -161,6 +238,11 @@ unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
     verb("ibv_resize_cq", || unsafe {
         object::<Cq>(cq)?.resize(u32::try_from(cqe).map_err(|_| libc::EINVAL)?)
     })
+}
+
+unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
+    // SAFETY: module comment.
+    verb("ibv_modify_cq", || unsafe { object::<Cq>(cq)?.modify(attributes(attr)?) })
 }
 
 unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {

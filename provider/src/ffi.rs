@@ -49,8 +49,34 @@ pub(crate) fn verb_ptr<T>(name: &str, inner: impl FnOnce() -> Result<*mut T>) ->
     })
 }
 
-/// Runs `inner`; a panic becomes EIO.
+/// Keeps `pthread_cancel` away from the calling thread while it lives: a thread that ended inside a verb would leave
+/// locks held, and unwinding must not pass through these frames.
+pub(crate) struct Uncancelled(c_int);
+
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
+}
+
+impl Uncancelled {
+    pub(crate) fn begin() -> Self {
+        const PTHREAD_CANCEL_DISABLE: c_int = 1;
+        let mut before = 0;
+        // SAFETY: the place for the old state is valid.
+        unsafe { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &mut before) };
+        Self(before)
+    }
+}
+
+impl Drop for Uncancelled {
+    fn drop(&mut self) {
+        // SAFETY: a state that pthread_setcancelstate gave; NULL is allowed.
+        unsafe { pthread_setcancelstate(self.0, ptr::null_mut()) };
+    }
+}
+
+/// Runs `inner`, which cannot be cancelled; a panic becomes EIO.
 pub(crate) fn guarded<T>(name: &str, inner: impl FnOnce() -> Result<T>) -> Result<T> {
+    let _uncancelled = Uncancelled::begin();
     catch_unwind(AssertUnwindSafe(inner)).unwrap_or_else(|_| {
         log::error!("{name}: internal error, the device is in an undefined state");
         Err(libc::EIO)
@@ -81,6 +107,7 @@ macro_rules! zeroable {
 }
 zeroable!(
     ibv_pd,
+    ibv_td,
     verbs_mr,
     verbs_cq,
     verbs_qp,
@@ -249,6 +276,14 @@ impl CPart<verbs_cq> {
             (*cq).wr_id = wr_id;
             (*cq).status = status;
         }
+    }
+}
+
+impl CPart<verbs_mr> {
+    /// Sets the access flags libibverbs looks at.
+    pub(crate) fn set_access(&self, access: u32) {
+        // SAFETY: our own live object; the application deregisters it on no other thread meanwhile.
+        unsafe { (*self.as_ptr()).access = access as c_int };
     }
 }
 

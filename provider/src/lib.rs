@@ -21,12 +21,16 @@ mod logger;
 #[cfg(test)]
 mod loopback;
 mod mr;
+mod net;
+mod netlink;
+mod open;
 mod pd;
 mod poll;
 mod post;
 mod qp;
 mod register;
 mod srq;
+mod td;
 #[cfg(test)]
 mod values;
 mod wr;

@@ -75,7 +75,13 @@ fn context(base_port: u16) -> Arc<Context> {
 }
 
 fn cq(context: &Arc<Context>, extended: bool) -> Published<Cq> {
-    let create = CqCreate { cqe: 1024, comp_vector: 0, channel: None, wc_flags: extended.then_some(0) };
+    let create = CqCreate {
+        cqe: 1024,
+        comp_vector: 0,
+        channel: None,
+        wc_flags: extended.then_some(0),
+        parent_domain: None,
+    };
     Published::new(Cq::create(context, create).expect("CQ"))
 }
 
@@ -475,7 +481,8 @@ fn an_armed_cq_sends_one_event_and_destruction_takes_unread_ones_back() {
     let (mut reader, _writer) = std::io::pipe().expect("pipe");
     // The address only names the channel.
     let channel = pair.context.comp_channel(0x1000, reader.as_raw_fd()).expect("channel");
-    let create = CqCreate { cqe: 16, comp_vector: 0, channel: Some(channel), wc_flags: None };
+    let create =
+        CqCreate { cqe: 16, comp_vector: 0, channel: Some(channel), wc_flags: None, parent_domain: None };
     let cq = Published::new(Cq::create(&pair.context, create).expect("CQ"));
     let a = qp(pair._pd.get(), cq.get(), DEPTH);
     let b = qp(pair._pd.get(), pair.cq.get(), DEPTH);

@@ -1,11 +1,12 @@
-//! Protection domains.
+//! Protection domains and parent domains.
 
 use std::sync::Arc;
 
-use rdma_core_sys::ibv_pd;
+use rdma_core_sys::{ibv_context, ibv_pd};
 
 use crate::context::Context;
 use crate::ffi::{CPart, Object, Result, next_handle};
+use crate::td::Td;
 
 /// A protection domain.
 #[repr(C)]
@@ -13,6 +14,8 @@ pub(crate) struct Pd {
     _c: CPart<ibv_pd>,
     /// Shared with every object made in it, which is how its use is counted.
     pub(crate) shared: Arc<PdShared>,
+    /// The thread domain of a parent domain.
+    _td: Option<Arc<()>>,
 }
 
 /// What the objects of a PD know of it.
@@ -21,6 +24,8 @@ pub(crate) struct PdShared {
     pub(crate) number: u32,
     /// The device it belongs to.
     pub(crate) context: Arc<Context>,
+    /// A parent domain stands for this one.
+    parent_of: Option<Arc<PdShared>>,
 }
 
 // SAFETY: repr(C), the C part is first and is an ibv_pd.
@@ -30,9 +35,27 @@ unsafe impl Object for Pd {
 
 impl Pd {
     pub(crate) fn alloc(context: &Arc<Context>) -> Box<Self> {
-        let shared = PdShared { number: context.device.alloc_pd(), context: Arc::clone(context) };
+        let shared =
+            PdShared { number: context.device.alloc_pd(), context: Arc::clone(context), parent_of: None };
         let _c = CPart::new(|pd: &mut ibv_pd| pd.handle = next_handle());
-        Box::new(Self { _c, shared: Arc::new(shared) })
+        Box::new(Self { _c, shared: Arc::new(shared), _td: None })
+    }
+
+    /// A parent domain: the same protection domain under another name, whose objects count as its own.
+    /// `context` is what libibverbs finds the device by.
+    pub(crate) fn parent_domain(of: &Pd, td: Option<&Td>, context: *mut ibv_context) -> Box<Self> {
+        let shared = PdShared {
+            number: of.shared.number,
+            context: Arc::clone(&of.shared.context),
+            parent_of: Some(Arc::clone(&of.shared)),
+        };
+        let _c = CPart::new(|pd: &mut ibv_pd| (pd.context, pd.handle) = (context, next_handle()));
+        Box::new(Self { _c, shared: Arc::new(shared), _td: td.map(|td| Arc::clone(&td.uses)) })
+    }
+
+    /// It was made by [`Pd::parent_domain`].
+    pub(crate) fn is_parent_domain(&self) -> bool {
+        self.shared.parent_of.is_some()
     }
 
     /// EBUSY while an object of the PD exists.

@@ -52,11 +52,11 @@ fn start(cq: &Cq) -> c_int {
 /// Moves on to the next completion; ENOENT when there is none. The caller holds the poll lock.
 fn next(cq: &Cq) -> c_int {
     let mut taken = None;
-    cq.engine.poll(1, |completion| taken = Some(*completion));
-    let Some(completion) = taken else { return libc::ENOENT };
+    cq.engine.poll_stamped(1, |completion, stamp| taken = Some((*completion, stamp)));
+    let Some((completion, _)) = taken else { return libc::ENOENT };
     cq.c.set_current(completion.wr_id, completion.status as u32);
     // SAFETY: the caller holds the poll lock.
-    unsafe { cq.current.with(|current| *current = Some(completion)) };
+    unsafe { cq.current.with(|current| *current = taken) };
     0
 }
 
@@ -66,7 +66,7 @@ fn read<T: Default>(cq: *mut ibv_cq_ex, read: impl FnOnce(&Completion) -> T) -> 
     unsafe {
         object::<Cq>(cq.cast()).map_or_else(
             |_| T::default(),
-            |cq| cq.current.with(|current| current.as_ref().map(read).unwrap_or_default()),
+            |cq| cq.current.with(|current| current.as_ref().map(|c| read(&c.0)).unwrap_or_default()),
         )
     }
 }
@@ -128,8 +128,32 @@ unsafe extern "C" fn read_dlid_path_bits(_: *mut ibv_cq_ex) -> u8 {
     0
 }
 
-/// Sets the polling functions of an extended CQ. All supported readers are set, asked for or not.
-pub(crate) fn set_functions(cq: &mut verbs_cq) {
+/// Time of the current completion by the device's clock, with that clock's time now; zeros when there is none.
+unsafe fn stamp(cq: *mut ibv_cq_ex) -> (u64, u64) {
+    // SAFETY: as in `read`.
+    unsafe {
+        object::<Cq>(cq.cast()).map_or((0, 0), |cq| {
+            let stamp = cq.current.with(|current| current.map_or(0, |c| c.1));
+            (stamp, cq.context.device.clock_ns())
+        })
+    }
+}
+
+unsafe extern "C" fn read_completion_ts(cq: *mut ibv_cq_ex) -> u64 {
+    // SAFETY: the application passes one of our CQs, between start_poll and end_poll.
+    unsafe { stamp(cq).0 }
+}
+unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut ibv_cq_ex) -> u64 {
+    // SAFETY: as above.
+    let (stamp, now) = unsafe { stamp(cq) };
+    let wall = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    // Good for 500 years.
+    wall.map_or(0, |wall| (wall.as_nanos() as u64).wrapping_sub(now - stamp))
+}
+
+/// Sets the polling functions of an extended CQ: all the standard readers, asked for or not, and those of times only
+/// where times are remembered.
+pub(crate) fn set_functions(cq: &mut verbs_cq, wc_flags: u64) {
     // SAFETY: all-zero bytes are a valid ibv_cq_ex.
     let ex = unsafe { &mut cq.cq_ex };
     ex.start_poll = Some(start_poll);
@@ -145,4 +169,10 @@ pub(crate) fn set_functions(cq: &mut verbs_cq) {
     ex.read_slid = Some(read_slid);
     ex.read_sl = Some(read_sl);
     ex.read_dlid_path_bits = Some(read_dlid_path_bits);
+    if wc_flags & u64::from(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP) != 0 {
+        ex.read_completion_ts = Some(read_completion_ts);
+    }
+    if wc_flags & u64::from(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK) != 0 {
+        ex.read_completion_wallclock_ns = Some(read_completion_wallclock_ns);
+    }
 }

@@ -77,6 +77,7 @@ impl Qp {
         };
         let handle = NotifierHandle(Arc::clone(&notify));
         let engine = pd.context.device.create_qp(&init, Some(Box::new(handle)))?;
+        pd.context.open.qp_made(&engine);
         let qpn = engine.qpn().0;
         let c = CPart::new(|c: &mut verbs_qp| {
             let qp = wr::plain_part(c);
@@ -119,10 +120,17 @@ impl Qp {
         let to = attr::check_mask(self.qp_type, self.engine.state() as u32, attr, mask)?;
         attr::check_values(attr, mask)?;
         let change = self.change(attr, mask, to)?;
-        if mask & IBV_QP_EN_SQD_ASYNC_NOTIFY != 0 {
-            self.notify.sq_drained.store(attr.en_sqd_async_notify != 0, Ordering::Release);
+        let to_sqd = mask & IBV_QP_STATE != 0 && to == IBV_QPS_SQD && self.engine.state() != QpState::Sqd;
+        if to_sqd {
+            let wanted = mask & IBV_QP_EN_SQD_ASYNC_NOTIFY != 0 && attr.en_sqd_async_notify != 0;
+            self.notify.wants_drained.store(wanted, Ordering::Release);
+            // Before the change: the event may come within it.
+            self.notify.draining.store(true, Ordering::Release);
         }
         self.engine.modify(&change)?;
+        if to == IBV_QPS_RESET {
+            *recorded = ibv_qp_attr::default();
+        }
         record(&mut recorded, attr, mask);
         Ok(())
     }
@@ -131,7 +139,7 @@ impl Qp {
     fn change(&self, attr: &ibv_qp_attr, mask: u32, to: ibv_qp_state) -> Result<QpModify> {
         let given = |bit: u32| mask & bit != 0;
         let addresses = if given(IBV_QP_AV) {
-            Some(Addresses::resolve(self.pd.context.device.config(), &attr.ah_attr)?)
+            Some(Addresses::resolve(&self.pd.context.net, &attr.ah_attr)?)
         } else {
             None
         };
@@ -158,6 +166,8 @@ impl Qp {
         let mut attr = *self.attributes.lock();
         attr.qp_state = self.engine.state() as u32;
         attr.cur_qp_state = attr.qp_state;
+        let draining = attr.qp_state == IBV_QPS_SQD && self.notify.draining.load(Ordering::Acquire);
+        attr.sq_draining = u8::from(draining);
         attr.path_mig_state = IBV_MIG_MIGRATED;
         attr.cap = self.cap;
         let mut init = wr::init_attr_of(&self.c);
@@ -168,6 +178,7 @@ impl Qp {
 
     /// Ends the QP; waits for the acknowledgement of delivered events. Then the object may be dropped.
     pub(crate) fn destroy(&self) -> Result<()> {
+        self.pd.context.open.qp_gone(&self.engine);
         self.engine.destroy()?;
         self.c.wait_acks(self.notify.events.close());
         Ok(())
@@ -258,12 +269,18 @@ fn state_of(state: ibv_qp_state) -> QpState {
 struct Notifier {
     events: Arc<Source<16>>,
     /// SQ_DRAINED was asked for with `en_sqd_async_notify`.
-    sq_drained: AtomicBool,
+    wants_drained: AtomicBool,
+    /// In SQD, and not all that was sent is complete.
+    draining: AtomicBool,
 }
 
 impl Notifier {
     fn new(context: &Context) -> Self {
-        Self { events: Source::new(Arc::clone(&context.events)), sq_drained: AtomicBool::new(false) }
+        Self {
+            events: Source::new(Arc::clone(&context.events)),
+            wants_drained: AtomicBool::new(false),
+            draining: AtomicBool::new(false),
+        }
     }
 }
 
@@ -278,8 +295,13 @@ impl engine::QpNotify for NotifierHandle {
             Event::QpAccessErr(_) => IBV_EVENT_QP_ACCESS_ERR,
             Event::CommEst(_) => IBV_EVENT_COMM_EST,
             Event::LastWqeReached(_) => IBV_EVENT_QP_LAST_WQE_REACHED,
-            Event::SqDrained(_) if !self.0.sq_drained.load(Ordering::Acquire) => return,
-            Event::SqDrained(_) => IBV_EVENT_SQ_DRAINED,
+            Event::SqDrained(_) => {
+                self.0.draining.store(false, Ordering::Release);
+                if !self.0.wants_drained.load(Ordering::Acquire) {
+                    return;
+                }
+                IBV_EVENT_SQ_DRAINED
+            }
             // An SRQ has a notifier of its own; the state is kept by the engine.
             Event::SrqLimit(_) | Event::State(..) => return,
         };

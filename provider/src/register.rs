@@ -150,7 +150,13 @@ pub(crate) unsafe extern "C" fn free_context(context: *mut ibv_context) {
     // SAFETY: libibverbs passes an open context of ours for the last time.
     unsafe {
         let memory = verbs_context_of(context).cast::<ContextMemory>();
-        drop(ManuallyDrop::take(&mut (*memory).state));
+        let state = ManuallyDrop::take(&mut (*memory).state);
+        let _ = guarded("ibv_close_device", || {
+            // Objects that the application has left keep the context's memory, but nothing of them works on.
+            state.as_ref().inspect(|context| context.close());
+            drop(state);
+            Ok(())
+        });
         (lib.uninit_context)((*memory).verbs.as_ptr());
         libc::free(memory.cast());
     }

@@ -333,7 +333,9 @@ macro_rules! typed_ops {
 }
 
 typed_ops! {
+    alloc_parent_domain(*mut ibv_context, *mut ibv_parent_domain_init_attr) -> *mut ibv_pd;
     alloc_pd(*mut ibv_context) -> *mut ibv_pd;
+    alloc_td(*mut ibv_context, *mut ibv_td_init_attr) -> *mut ibv_td;
     async_event(*mut ibv_context, *mut ibv_async_event);
     cq_event(*mut ibv_cq);
     create_ah(*mut ibv_pd, *mut ibv_ah_attr) -> *mut ibv_ah;
@@ -344,6 +346,7 @@ typed_ops! {
     create_srq(*mut ibv_pd, *mut ibv_srq_init_attr) -> *mut ibv_srq;
     create_srq_ex(*mut ibv_context, *mut ibv_srq_init_attr_ex) -> *mut ibv_srq;
     dealloc_pd(*mut ibv_pd) -> c_int;
+    dealloc_td(*mut ibv_td) -> c_int;
     dereg_mr(*mut verbs_mr) -> c_int;
     destroy_ah(*mut ibv_ah) -> c_int;
     destroy_cq(*mut ibv_cq) -> c_int;
@@ -361,9 +364,11 @@ typed_ops! {
     query_port(*mut ibv_context, u8, *mut ibv_port_attr) -> c_int;
     query_qp(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut ibv_qp_init_attr) -> c_int;
     query_qp_data_in_order(*mut ibv_qp, ibv_wr_opcode, u32) -> c_int;
+    query_rt_values(*mut ibv_context, *mut ibv_values_ex) -> c_int;
     query_srq(*mut ibv_srq, *mut ibv_srq_attr) -> c_int;
     reg_mr(*mut ibv_pd, *mut c_void, usize, u64, c_int) -> *mut ibv_mr;
     req_notify_cq(*mut ibv_cq, c_int) -> c_int;
+    rereg_mr(*mut verbs_mr, c_int, *mut ibv_pd, *mut c_void, usize, c_int) -> c_int;
     resize_cq(*mut ibv_cq, c_int) -> c_int;
 }
 

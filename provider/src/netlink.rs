@@ -1,0 +1,108 @@
+//! The kernel's announcements of changes of links and addresses: a netlink socket, an eventfd to stop waiting for it,
+//! and a thread that gets none of the application's signals. Part of the unsafe fence.
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::ptr;
+use std::thread::JoinHandle;
+
+/// Announcements of the network namespace of the thread that opened them.
+#[derive(Debug)]
+pub(crate) struct Announcements {
+    socket: OwnedFd,
+    stop: OwnedFd,
+}
+
+impl Announcements {
+    pub(crate) fn open() -> io::Result<Self> {
+        let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        // SAFETY: plain calls; the results are checked.
+        let socket = unsafe { owned(libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_ROUTE))? };
+        // SAFETY: as above.
+        let stop = unsafe { owned(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK))? };
+        // SAFETY: all-zero bytes are a valid address.
+        let mut address: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
+        address.nl_family = libc::AF_NETLINK as libc::sa_family_t;
+        address.nl_groups = (libc::RTMGRP_LINK | libc::RTMGRP_IPV4_IFADDR | libc::RTMGRP_IPV6_IFADDR) as u32;
+        // SAFETY: the address lives through the call and has the size given.
+        let bound = unsafe {
+            libc::bind(
+                socket.as_raw_fd(),
+                (&raw const address).cast(),
+                size_of::<libc::sockaddr_nl>() as libc::socklen_t,
+            )
+        };
+        if bound != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self { socket, stop })
+    }
+
+    /// Waits for an announcement, however long; `false` when it was stopped. What was announced is not looked at:
+    /// several at once, and lost ones, all mean "look again".
+    pub(crate) fn wait(&self) -> bool {
+        let entry = |fd: &OwnedFd| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        loop {
+            let mut fds = [entry(&self.socket), entry(&self.stop)];
+            // SAFETY: the array lives through the call.
+            let count = unsafe { libc::poll(fds.as_mut_ptr(), 2, -1) };
+            if count < 0 && io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
+                return false;
+            }
+            if fds[1].revents != 0 {
+                return false;
+            }
+            if fds[0].revents != 0 {
+                self.take();
+                return true;
+            }
+        }
+    }
+
+    /// Ends the waiting.
+    pub(crate) fn stop(&self) {
+        let one = 1u64;
+        // SAFETY: the eight bytes live through the call; a full counter means it is stopped already.
+        unsafe { libc::syscall(libc::SYS_write, self.stop.as_raw_fd(), &raw const one, size_of::<u64>()) };
+    }
+
+    /// Takes everything that is there, including the note that some was lost (ENOBUFS).
+    fn take(&self) {
+        let mut buffer = [0u8; 8192];
+        loop {
+            // SAFETY: the buffer is writable for its length.
+            let n =
+                unsafe { libc::recv(self.socket.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), 0) };
+            let lost = n < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ENOBUFS);
+            if n <= 0 && !lost {
+                return;
+            }
+        }
+    }
+}
+
+/// Starts a thread with all signals blocked: they are the application's.
+pub(crate) fn spawn_without_signals(
+    name: &str,
+    run: impl FnOnce() + Send + 'static,
+) -> io::Result<JoinHandle<()>> {
+    // SAFETY: the sets live through the calls; the old mask is put back as it was.
+    unsafe {
+        let (mut all, mut before) = std::mem::zeroed::<(libc::sigset_t, libc::sigset_t)>();
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
+        let thread = std::thread::Builder::new().name(name.to_owned()).stack_size(128 << 10).spawn(run);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &before, ptr::null_mut());
+        thread
+    }
+}
+
+/// # Safety
+/// `fd` is the result of a call that makes a descriptor.
+unsafe fn owned(fd: i32) -> io::Result<OwnedFd> {
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a fresh descriptor nobody else knows.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
