@@ -1,4 +1,4 @@
-//! `ibv_rc_pingpong` in all its ways, with its own check of the data where it has one.
+//! `ibv_rc_pingpong` in all its ways and its siblings, with their own check of the data where they have one.
 
 use std::time::Duration;
 
@@ -9,9 +9,12 @@ use crate::workspace::Workspace;
 /// Longest time for one run.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// One way to run it.
+const RC: &str = "ibv_rc_pingpong";
+
+/// One way to run one of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Case {
+    program: &'static str,
     options: &'static [&'static str],
     size: u32,
     loss_per_mille: u32,
@@ -24,15 +27,24 @@ pub fn matrix() -> Vec<Case> {
     let mut cases = Vec::new();
     for options in options {
         for size in sizes {
-            cases.extend([0, 10].map(|loss_per_mille| Case { options, size, loss_per_mille }));
+            cases.extend([0, 10].map(|loss_per_mille| Case { program: RC, options, size, loss_per_mille }));
         }
     }
+    cases.extend([0, 10].map(|loss| Case {
+        program: "ibv_srq_pingpong",
+        options: &["-c"],
+        size: 4096,
+        loss_per_mille: loss,
+    }));
+    // UC and UD are not repaired: under loss their receivers wait for ever, by design.
+    cases.push(Case { program: "ibv_uc_pingpong", options: &["-c"], size: 4096, loss_per_mille: 0 });
+    cases.push(Case { program: "ibv_ud_pingpong", options: &["-c"], size: 2048, loss_per_mille: 0 });
     cases
 }
 
 /// Data checked, at 1 % loss: the case that is run many times in a row.
 pub fn repeated() -> Case {
-    Case { options: &["-c"], size: 4096, loss_per_mille: 10 }
+    Case { program: RC, options: &["-c"], size: 4096, loss_per_mille: 10 }
 }
 
 impl Case {
@@ -40,7 +52,7 @@ impl Case {
     pub fn name(&self) -> String {
         let options = if self.options.is_empty() { "plain".to_owned() } else { self.options.join(" ") };
         let loss = if self.loss_per_mille == 0 { "" } else { ", 1 % loss" };
-        format!("ibv_rc_pingpong: {options}, {} B{loss}", self.size)
+        format!("{}: {options}, {} B{loss}", self.program, self.size)
     }
 
     /// Runs it; both ends must report their rate and no wrong byte.
@@ -52,7 +64,7 @@ impl Case {
         let arguments = fixed.into_iter().chain(self.options.iter().map(|word| word.to_string())).collect();
         let circumstances = Circumstances::lossy(self.loss_per_mille, seed);
         let ended =
-            Pair { program: "ibv_rc_pingpong", arguments, circumstances, timeout: TIMEOUT }.run(workspace)?;
+            Pair { program: self.program, arguments, circumstances, timeout: TIMEOUT }.run(workspace)?;
         for end in [&ended.server, &ended.client] {
             if end.output.contains("invalid data") {
                 return Err(Trouble::Fail(ended.text("wrong data arrived")));
