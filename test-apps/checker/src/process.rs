@@ -115,6 +115,43 @@ pub fn fork_and_wait() -> std::io::Result<()> {
     }
 }
 
+/// Another process of ours that stands still until this is dropped.
+#[derive(Debug)]
+pub struct Stopped(libc::pid_t);
+
+impl Stopped {
+    /// Stops it and waits until every thread of it stands still.
+    pub fn new(pid: u32) -> crate::Outcome<Self> {
+        let pid = libc::pid_t::try_from(pid)?;
+        // SAFETY: kill takes numbers; the pid is that of the far end, which lives as long as its case.
+        if unsafe { libc::kill(pid, libc::SIGSTOP) } != 0 {
+            return Err(std::io::Error::last_os_error().into());
+        }
+        let stopped = Self(pid);
+        while !stopped.stands_still()? {
+            std::thread::yield_now();
+        }
+        Ok(stopped)
+    }
+
+    fn stands_still(&self) -> crate::Outcome<bool> {
+        for task in std::fs::read_dir(format!("/proc/{}/task", self.0))? {
+            let status = std::fs::read_to_string(task?.path().join("status"))?;
+            if !status.lines().any(|line| line.starts_with("State:\tT")) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        // SAFETY: as in `new`.
+        unsafe { libc::kill(self.0, libc::SIGCONT) };
+    }
+}
+
 /// Kills this process as `kill -9` would: no destructor runs, no goodbye is sent.
 pub fn kill_self() -> ! {
     // SAFETY: getpid and kill touch no memory; SIGKILL cannot be handled.

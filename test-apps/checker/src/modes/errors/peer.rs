@@ -26,6 +26,7 @@ pub fn cases() -> Vec<Case> {
         Case::new("killed-in-traffic", 60, |session| killed_in_traffic(session, Opcode::Write)).kills_peer(),
         Case::new("killed-in-reads", 60, |session| killed_in_traffic(session, Opcode::Read)).kills_peer(),
         Case::new("killed-many-qps", 60, killed_many).kills_peer(),
+        Case::new("stopped-and-continued", 60, stopped_and_continued),
         Case::new("absent-beside-good", 60, absent_beside_good),
     ]
 }
@@ -162,6 +163,39 @@ fn killed_many(session: &mut Session) -> Outcome {
     let flushed = recvs.iter().all(|wc| wc.status == IBV_WC_WR_FLUSH_ERR);
     session.check("receives are flushed", flushed, recvs.len());
     check_no_event(session, &end.context, "requester events")
+}
+
+/// The peer process stands still for less than the retry time (a debugger, a loaded machine): nothing fails, and
+/// afterwards everything is as fast as before.
+fn stopped_and_continued(session: &mut Session) -> Outcome {
+    let attr = Attr { timeout: 15, retry_cnt: 7, ..Attr::default() };
+    let mut end = End::new(session, &Setup { attr, ..Setup::default() })?;
+    let memory = memory(&end)?;
+    let remote: (u64, u32) = session.swap(&(memory.address(), memory.rkey()))?;
+    let peer: u32 = session.swap(&std::process::id())?;
+    end.connect(session)?;
+    if session.is_a() {
+        let wr = |id| SendWr::new(id, Opcode::Write).sges([memory.sge(0, WRITE)]).remote(remote.0, remote.1);
+        for round in 0..3u64 {
+            let stopped = crate::process::Stopped::new(peer)?;
+            end.qps[0].post_send(&(0..DEPTH as u64).map(wr).collect::<Vec<_>>())?;
+            let begin = Instant::now();
+            let mut early = Vec::new();
+            while begin.elapsed() < Duration::from_millis(250) {
+                end.send_cq.poll(&mut early)?;
+                std::thread::yield_now();
+            }
+            drop(stopped);
+            let begin = Instant::now();
+            let wcs = collect(&end.send_cq, DEPTH - early.len(), session.stall())?;
+            let spent = begin.elapsed();
+            let good = early.iter().chain(&wcs).all(|wc| wc.status == IBV_WC_SUCCESS);
+            let name = format!("round {round}: all complete once it goes on");
+            let text = if good { format!("after {spent:.1?}") } else { describe(&wcs) };
+            session.check(name, good && spent < Duration::from_secs(1), text);
+        }
+    }
+    session.barrier()
 }
 
 /// While one QP waits for a peer that is not there, another works undisturbed.
