@@ -149,6 +149,7 @@ impl Engine {
     pub(crate) fn ring(&self, queue: Queue, index: usize) {
         self.bell.ring(queue, index);
         if let Some(mut core) = self.core.try_lock() {
+            core.app_steps += 1;
             let done = core.step(self, Work::Send);
             self.unlock(core, done);
         }
@@ -173,6 +174,7 @@ impl Engine {
             std::thread::yield_now();
             return;
         };
+        core.app_steps += 1;
         let done = core.step(self, Work::All);
         self.park.last_poll.store(done.now, Ordering::Relaxed);
         let idle = done.received == 0 && done.sent == 0 && !done.completed;

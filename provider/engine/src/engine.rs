@@ -25,6 +25,8 @@ pub(crate) struct Core {
     pub(crate) io: Option<Box<Io>>,
     /// Full steps of pollers in a row that found nothing to do.
     pub(crate) idle_polls: u32,
+    /// Steps run by the application's threads.
+    pub(crate) app_steps: u64,
 }
 
 /// The core, its sockets and scratch space.
@@ -58,6 +60,10 @@ pub(crate) struct Done {
     pub(crate) received: usize,
     /// Packets sent.
     pub(crate) sent: usize,
+    /// Posted work was taken over.
+    pub(crate) posted: bool,
+    /// Steps the application has run so far.
+    pub(crate) app_steps: u64,
     /// Completions were published.
     pub(crate) completed: bool,
     /// The receive socket was not emptied.
@@ -70,10 +76,11 @@ impl Core {
     /// One bounded step. Whoever holds the lock runs it and then does what [`Engine`] says about unlocking.
     pub(crate) fn step(&mut self, engine: &Engine, work: Work) -> Done {
         let mut done = Done::default();
-        let Core { out, io: Some(io), .. } = self else { return done };
+        let Core { out, io: Some(io), app_steps, .. } = self else { return done };
         let mut now = engine.clock.now();
         (done.now, out.now) = (now, now);
-        io.take_doorbells(now, engine, out);
+        done.app_steps = *app_steps;
+        done.posted = io.take_doorbells(now, engine, out);
         if work == Work::All {
             io.receive(now, out, &mut done);
             io.run_timers(now, out, &done);
@@ -123,10 +130,11 @@ impl Io {
         }
     }
 
-    /// Hands posted work to the core. Receives first: a send may be answered by a peer on the same endpoint.
-    pub(crate) fn take_doorbells(&mut self, now: Nanos, engine: &Engine, out: &mut Outbox) {
+    /// Hands posted work to the core; gives whether there was any. Receives first: a send may be answered by a peer on
+    /// the same endpoint.
+    pub(crate) fn take_doorbells(&mut self, now: Nanos, engine: &Engine, out: &mut Outbox) -> bool {
         if !engine.bell.answer() {
-            return;
+            return false;
         }
         let Io { endpoint, sends, recvs, .. } = self;
         engine.bell.take(Queue::Srq, |id| {
@@ -144,6 +152,7 @@ impl Io {
                 endpoint.post_sends(now, qpn, sends, out);
             }
         });
+        true
     }
 
     /// A CQ that lost a completion takes its QPs with it: nothing is lost silently.

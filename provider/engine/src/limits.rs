@@ -53,6 +53,17 @@ pub(crate) const POLL_RECENT_NS: u64 = 50_000;
 /// How long the background thread leaves the socket to the pollers before it looks again (nanoseconds): the most a
 /// packet waits when a poller stops.
 pub(crate) const BACKOFF_NS: u64 = 200_000;
+/// How long after the last packet the background thread of a passive application looks again before it parks
+/// (nanoseconds): longer than a round trip, shorter than a wake-up saved twice.
+pub(crate) const LINGER_NS: u64 = 50_000;
+/// An application that ran no step for this long (nanoseconds) is passive.
+pub(crate) const PASSIVE_NS: u64 = 1_000_000;
+/// Offering the processor and getting it back later than this (nanoseconds) means a time slice was lost.
+pub(crate) const SLICE_LOST_NS: u64 = 300_000;
+/// Pause of lingering after a lost slice: first, and its ceiling (doubling; nanoseconds).
+pub(crate) const LINGER_BAR_NS_MIN: u64 = 20_000_000;
+/// Ceiling of that pause.
+pub(crate) const LINGER_BAR_NS_MAX: u64 = 1_000_000_000;
 /// Unneeded wake-ups in a row before the background thread leaves the socket to the pollers.
 pub(crate) const UNNEEDED_WAKEUPS: u32 = 4;
 /// Empty polls between two wake-ups of the background thread that prove a poller at work.

@@ -5,6 +5,10 @@
 //! idle device causes no wake-ups. When its wake-ups prove unneeded (pollers drove meanwhile), it backs off: it sleeps
 //! on the eventfd alone for [`BACKOFF_NS`] and comes back when the pollers have stopped. It never backs off while a
 //! CQ is armed, for then the application may sleep.
+//!
+//! While the application does nothing at all (the target of Writes, Reads and atomics), the thread looks at the socket
+//! a little longer before it parks: a wake-up across cores costs more than the whole round trip. It stops doing so
+//! when offering the processor cost it a time slice, for then it shares a core with something that spins.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -53,11 +57,19 @@ struct Background<'a> {
     /// Wake-ups in a row, roughly, that were not needed.
     unneeded: u32,
     polls_seen: u64,
+    linger: Linger,
 }
 
 impl<'a> Background<'a> {
     fn new(engine: &'a Engine, rx: i32) -> Self {
-        Background { engine, wake: engine.park.wake.get(), rx, unneeded: 0, polls_seen: 0 }
+        Background {
+            engine,
+            wake: engine.park.wake.get(),
+            rx,
+            unneeded: 0,
+            polls_seen: 0,
+            linger: Linger::default(),
+        }
     }
 
     fn run(mut self) {
@@ -69,10 +81,18 @@ impl<'a> Background<'a> {
         while !park.stop.load(Ordering::SeqCst) {
             let (done, sleep) = self.drive();
             self.judge(ready, &done);
+            self.linger.saw(&done);
             let Some(sleep) = sleep else {
                 ready = Ready::default();
                 continue;
             };
+            if self.linger.wanted(&done) {
+                park.sleeps_until.store(0, Ordering::SeqCst);
+                std::thread::yield_now();
+                self.linger.yielded(&done, self.engine.clock.now());
+                ready = Ready::default();
+                continue;
+            }
             if self.unneeded >= UNNEEDED_WAKEUPS {
                 self.back_off(wake);
                 ready = Ready::default();
@@ -150,5 +170,46 @@ struct Sleep(Nanos);
 impl Sleep {
     fn timeout(self, now: Nanos) -> Option<Duration> {
         (self.0 != Nanos::MAX).then(|| Duration::from_nanos(self.0.saturating_sub(now)))
+    }
+}
+
+/// Decides whether to look at the socket once more before parking.
+#[derive(Debug, Default)]
+struct Linger {
+    last_received: Nanos,
+    /// Steps the application ran, as last seen, and when that changed last.
+    app_steps: u64,
+    last_app: Nanos,
+    /// Not before this time, because lingering was dear.
+    barred_until: Nanos,
+    bar_ns: Nanos,
+}
+
+impl Linger {
+    /// A step of ours was run.
+    fn saw(&mut self, done: &Done) {
+        if done.received > 0 {
+            self.last_received = done.now;
+        }
+        if done.app_steps != self.app_steps || done.posted {
+            self.app_steps = done.app_steps;
+            self.last_app = done.now;
+        }
+    }
+    /// Packets came a moment ago and the application is passive.
+    fn wanted(&self, done: &Done) -> bool {
+        self.last_received > 0
+            && done.now < self.last_received + LINGER_NS
+            && done.now > self.last_app + PASSIVE_NS
+            && done.now >= self.barred_until
+    }
+    /// The processor was offered to others after the step and is ours again.
+    fn yielded(&mut self, done: &Done, now: Nanos) {
+        if now > done.now + SLICE_LOST_NS {
+            self.bar_ns = (self.bar_ns * 2).clamp(LINGER_BAR_NS_MIN, LINGER_BAR_NS_MAX);
+            self.barred_until = now + self.bar_ns;
+        } else if now > self.barred_until + self.bar_ns {
+            self.bar_ns = 0;
+        }
     }
 }
