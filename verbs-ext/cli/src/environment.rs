@@ -9,25 +9,25 @@ use crate::libs::{DRIVER, Libraries, SHIM};
 /// Options that become METAROCE_* variables, the same for `run` and `env`.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct DeviceOptions {
-    /// Interfaces or addresses of the planes, in order, e.g. `eth0,eth1` or `lo` [METAROCE_PLANES]
+    /// Interfaces or addresses of the planes, in order, e.g. `eth0,eth1` or `lo` (METAROCE_PLANES)
     #[arg(long, value_name = "LIST")]
     pub planes: Option<String>,
-    /// Configuration file instead of /etc/metaroce.toml [METAROCE_CONFIG]
+    /// Configuration file instead of /etc/metaroce.toml (METAROCE_CONFIG)
     #[arg(long, value_name = "FILE")]
     pub config: Option<String>,
-    /// Share of packets to drop, e.g. `0.01` or `1%` [METAROCE_LOSS]
+    /// Share of packets to drop, e.g. `0.01` or `1%` (METAROCE_LOSS)
     #[arg(long, value_name = "SHARE", value_parser = fraction)]
     pub loss: Option<Fraction>,
-    /// Share of packets to deliver behind later ones [METAROCE_REORDER]
+    /// Share of packets to deliver behind later ones (METAROCE_REORDER)
     #[arg(long, value_name = "SHARE", value_parser = fraction)]
     pub reorder: Option<Fraction>,
-    /// Share of packets to deliver twice [METAROCE_DUP]
+    /// Share of packets to deliver twice (METAROCE_DUP)
     #[arg(long, value_name = "SHARE", value_parser = fraction)]
     pub dup: Option<Fraction>,
-    /// Delay of every packet in microseconds [METAROCE_DELAY_US]
+    /// Delay of every packet in microseconds (METAROCE_DELAY_US)
     #[arg(long, value_name = "US")]
     pub delay_us: Option<u32>,
-    /// Seed of the injected faults; the same seed gives the same pattern [METAROCE_SEED]
+    /// Seed of the injected faults; the same seed gives the same pattern (METAROCE_SEED)
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
 }
