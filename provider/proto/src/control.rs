@@ -130,7 +130,7 @@ impl Endpoint {
             QpState::Sqd => {
                 self.set_state(qpn, to);
                 let Some(qp) = self.qps.get(qpn) else { return Ok(()) };
-                if !qp.tx.outstanding_sent() && !std::mem::replace(&mut qp.tx.drained, true) {
+                if qp.tx.is_drained() && !std::mem::replace(&mut qp.tx.drained, true) {
                     sink.event(Event::SqDrained(qpn));
                 }
             }

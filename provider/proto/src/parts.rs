@@ -127,10 +127,7 @@ impl<S: Sink> Parts<'_, S> {
                 complete_send(qp, &wqe, WcStatus::Success, self.sink);
             }
         }
-        if qp.state == QpState::Sqd
-            && !qp.tx.outstanding_sent()
-            && !std::mem::replace(&mut qp.tx.drained, true)
-        {
+        if qp.state == QpState::Sqd && qp.tx.is_drained() && !std::mem::replace(&mut qp.tx.drained, true) {
             self.sink.event(Event::SqDrained(qp.qpn));
         }
         conn.enqueue(qp);

@@ -312,7 +312,7 @@ fn segment(conn: &Conn, wqe: &Wqe, offset: u32) -> (u32, u32) {
 fn sendable(now: Nanos, qp: &Qp, message_window: u64) -> Option<&Wqe> {
     let tx = &qp.tx;
     let starting = tx.cursor_offset == 0;
-    let in_state = qp.state == QpState::Rts || qp.state == QpState::Sqd && !starting;
+    let in_state = qp.state == QpState::Rts || qp.state == QpState::Sqd && tx.cursor_msn < tx.first_fresh();
     if !in_state || tx.paused_until > now {
         return None;
     }

@@ -115,6 +115,8 @@ pub struct TxStream {
     pub cursor_msn: u64,
     /// Offset in the cursor's message.
     pub cursor_offset: u32,
+    /// Messages below were begun, in this attempt or one before.
+    pub begun: u64,
     /// Current attempt: counts refusals.
     pub attempt: u16,
     /// Receive index the next posted message gets.
@@ -152,6 +154,14 @@ impl TxStream {
     pub fn outstanding_sent(&self) -> bool {
         self.cursor_msn > self.sq.base_msn() || self.cursor_offset > 0
     }
+    /// First message never begun; those before it are still finished in SQD.
+    pub fn first_fresh(&self) -> u64 {
+        self.begun.max(self.cursor_msn + u64::from(self.cursor_offset > 0))
+    }
+    /// All that was begun is complete.
+    pub fn is_drained(&self) -> bool {
+        self.sq.base_msn() >= self.first_fresh()
+    }
     /// The cursor has something to send (whether it may is another question).
     pub fn unsent(&self) -> bool {
         self.cursor_msn < self.sq.next_msn()
@@ -159,6 +169,7 @@ impl TxStream {
     /// Sends again from message `msn` on, in a new attempt.
     pub fn rewind(&mut self, msn: u64) {
         self.attempt = self.attempt.wrapping_add(1);
+        self.begun = self.first_fresh();
         for m in msn..self.cursor_msn.saturating_add(1).min(self.sq.next_msn()) {
             if let Some(wqe) = self.sq.get_mut(m) {
                 let sent = m < self.cursor_msn || self.cursor_offset > 0;
