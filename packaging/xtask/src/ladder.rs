@@ -71,7 +71,7 @@ fn cargo_test(workspace: &Workspace, report: &mut Report) {
             report.add(counts.passed, counts.failed, counts.skipped);
             let remark =
                 format!("{} passed, {} failed, {} skipped", counts.passed, counts.failed, counts.skipped);
-            if done.success() { Ok(remark) } else { Err(Trouble::Fail(tail(&done))) }
+            if done.success() { Ok(remark) } else { Err(Trouble::Fail(test_failures(&done))) }
         }
     };
     report.record("cargo test", started.elapsed(), outcome);
@@ -105,6 +105,24 @@ fn tail(done: &Finished) -> String {
     match lines.len().checked_sub(LINES_SHOWN) {
         None | Some(0) => text,
         Some(cut) => format!("{}\n({cut} lines before)\n{}", lines[0], lines[cut..].join("\n")),
+    }
+}
+
+/// What libtest says of failures, without the output of tests that passed; all of it when it is something else.
+fn test_failures(done: &Finished) -> String {
+    let mut shown = Vec::new();
+    let mut inside = false;
+    for line in done.output.lines() {
+        inside = (inside || line == "failures:") && line != "successes:";
+        if inside || line.starts_with("error") || line.starts_with("     Running") {
+            shown.push(line);
+        }
+        inside = inside && !line.starts_with("test result:");
+    }
+    if shown.iter().any(|line| line.starts_with("test result: FAILED")) {
+        shown.join("\n")
+    } else {
+        tail(done)
     }
 }
 
