@@ -71,6 +71,11 @@ impl Device {
         minor & 0xff | major << 8 | (minor & !0xff) << 12
     }
 
+    /// Whether the rdma_cm node is ours. Where the kernel has RDMA devices it is the kernel's, which serves those.
+    pub(crate) fn has_rdma_cm(&self) -> bool {
+        !self.real.has_devices()
+    }
+
     /// Whether the port is active: it is while any plane is.
     pub(crate) fn is_up(&self) -> bool {
         self.config.planes.iter().any(|plane| plane.up)

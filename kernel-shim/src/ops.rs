@@ -4,6 +4,7 @@ use std::ffi::{CStr, c_int};
 use std::os::unix::ffi::OsStrExt;
 
 use crate::device::{self, Device};
+use crate::rdmacm::NODE;
 
 /// A path longer than this is none of ours.
 pub(crate) const PATH_BYTES_MAX: usize = libc::PATH_MAX as usize;
@@ -64,7 +65,7 @@ impl PathBuffer {
 ///
 /// All our names have this word in them, and what lies below them is a real directory that needs no redirection.
 pub(crate) fn mentions_device(path: &[u8]) -> bool {
-    path.windows(WORD.len()).any(|window| window == WORD)
+    [WORD, NODE.as_bytes()].iter().any(|word| path.windows(word.len()).any(|window| window == *word))
 }
 
 const WORD: &[u8] = b"infiniband";
@@ -97,6 +98,13 @@ pub(crate) fn node_name(path: &CStr) -> Option<Vec<u8>> {
     (classify(&absolute, device::current()?, Intent::Read) == Place::Node).then_some(absolute)
 }
 
+/// Whether `path` is one of the spellings of our rdma_cm node. Call under [`crate::guard::run`].
+pub(crate) fn is_rdma_cm(dirfd: c_int, path: &CStr) -> bool {
+    let Some((absolute, slash)) = absolute(dirfd, path.to_bytes()) else { return false };
+    let is_it = below(&absolute, DEV) == Some(NODE.as_bytes()) && slash.is_empty();
+    is_it && device::current().is_some_and(Device::has_rdma_cm)
+}
+
 /// The visible path within a path into the tree (`/tmp/…/sysfs-0123456789abcdef/sys/class/…`), as its offset.
 ///
 /// Told by its shape, not by this process's own tree: a working directory may come from the parent process.
@@ -124,6 +132,7 @@ enum Place {
 const CLASS: &[u8] = b"/sys/class/infiniband";
 const VERBS_CLASS: &[u8] = b"/sys/class/infiniband_verbs";
 const DEV: &[u8] = b"/dev/infiniband";
+const MISC: &[u8] = b"/sys/class/misc/rdma_cm";
 
 /// What follows `prefix` in `path` as components, if `path` is `prefix` or below it.
 fn below<'a>(path: &'a [u8], prefix: &[u8]) -> Option<&'a [u8]> {
@@ -135,19 +144,23 @@ fn below<'a>(path: &'a [u8], prefix: &[u8]) -> Option<&'a [u8]> {
 }
 
 fn is_candidate(path: &[u8]) -> bool {
-    [CLASS, VERBS_CLASS, DEV].iter().any(|prefix| below(path, prefix).is_some())
+    [CLASS, VERBS_CLASS, DEV, MISC].iter().any(|prefix| below(path, prefix).is_some())
 }
 
 /// Where a normalised absolute path lies. What a real stack has stays with the kernel; the rest of each directory is
 /// ours, so that a missing entry is missing in the tree too.
 fn classify(path: &[u8], device: &Device, intent: Intent) -> Place {
     let real = &device.real;
+    if below(path, MISC).is_some() {
+        return if device.has_rdma_cm() { Place::Tree } else { Place::Foreign };
+    }
     let (rest, own, kernel_has_it) = if let Some(rest) = below(path, CLASS) {
         (rest, device::NAME, real.ibdevs.is_some())
     } else if let Some(rest) = below(path, VERBS_CLASS) {
         (rest, device.uverbs.as_str(), real.uverbs.is_some())
     } else if let Some(rest) = below(path, DEV) {
-        if rest == device.uverbs.as_bytes() && intent != Intent::Pattern {
+        let is_cm = rest == NODE.as_bytes() && device.has_rdma_cm();
+        if (rest == device.uverbs.as_bytes() || is_cm) && intent != Intent::Pattern {
             return Place::Node;
         }
         (rest, device.uverbs.as_str(), real.nodes.is_some())

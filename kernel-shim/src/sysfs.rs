@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::fs;
 
 use crate::device::{self, Device};
+use crate::rdmacm;
 
 /// One entry of the tree; parent directories are implied.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,6 +33,12 @@ pub(crate) fn tree(device: &Device) -> Vec<Entry> {
     parent(&mut tree, device);
     verbs_class(&mut tree, device);
     tree.link(format!("dev/infiniband/{}", device.uverbs), device::NODE_PATH.to_owned());
+    if device.has_rdma_cm() {
+        tree.link(format!("dev/infiniband/{}", rdmacm::NODE), device::NODE_PATH.to_owned());
+        let (major, minor) = (libc::major(device.rdev), libc::minor(device.rdev));
+        tree.line("sys/class/misc/rdma_cm/dev", format_args!("{major}:{minor}"));
+        tree.line("sys/class/misc/rdma_cm/abi_version", rdmacm::ABI_VERSION);
+    }
     real(&mut tree, device);
     tree.entries
 }
@@ -214,7 +221,9 @@ fn real(tree: &mut Tree, device: &Device) {
         ("dev/infiniband", &real.nodes),
     ];
     for (directory, names) in lists {
-        for name in names.iter().flatten() {
+        // A node of the kernel's that stands for no device gives way to ours.
+        let ours = |name: &&String| !(device.has_rdma_cm() && *name == rdmacm::NODE);
+        for name in names.iter().flatten().filter(ours) {
             tree.link(format!("{directory}/{name}"), format!("/{directory}/{name}"));
         }
     }

@@ -8,12 +8,15 @@
 #include <glob.h>
 #include <limits.h>
 #include <linux/netlink.h>
+#include <netinet/in.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
@@ -22,6 +25,7 @@
 
 #define DEV "/sys/class/infiniband/metaroce0"
 #define NODE "/dev/infiniband/uverbs0"
+#define CM_NODE "/dev/infiniband/rdma_cm"
 
 static int failures;
 #define CHECK(what)                                                                          \
@@ -121,7 +125,8 @@ static void stats(void)
 	CHECK(!access(NODE, R_OK | W_OK));
 	CHECK(!faccessat(at, "infiniband/uverbs0", R_OK, AT_EACCESS));
 	CHECK(!euidaccess(DEV, R_OK | X_OK) && !eaccess(DEV, R_OK));
-	FAILS(access("/dev/infiniband/rdma_cm", F_OK), ENOENT);
+	CHECK(!access(CM_NODE, R_OK | W_OK) && !stat(CM_NODE, &st) && S_ISCHR(st.st_mode) && st.st_rdev == rdev);
+	CHECK(reads(open("/sys/class/misc/rdma_cm/abi_version", O_RDONLY), "4\n"));
 	FAILS(access("/dev/infiniband/uverbs1", F_OK), ENOENT);
 	FAILS(access("/sys/class/infiniband/mlx5_0", F_OK), ENOENT);
 	close(node), close(at);
@@ -275,6 +280,112 @@ static void threads(void)
 		CHECK(!pthread_join(many[i], &result) && result == NULL);
 }
 
+/* The kernel's commands, as librdmacm lays them out: header {number, bytes that follow, room for the answer}. */
+struct cm_command {
+	uint32_t number;
+	uint16_t in, out;
+	uint64_t word[8];
+};
+
+static ssize_t commands(int fd, uint32_t number, uint16_t in, uint16_t out, struct cm_command *command)
+{
+	command->number = number, command->in = in, command->out = out;
+	return write(fd, command, 8 + in);
+}
+
+static uint32_t creates_id(int fd)
+{
+	uint32_t id = ~0u;
+	struct cm_command create = { .word = { 77, (uintptr_t)&id, 0x0106 | 2 << 16 } };
+	CHECK(commands(fd, 0, 24, 4, &create) == 32);
+	return id;
+}
+
+static int destroys_id(int fd, uint32_t id)
+{
+	uint32_t reported = ~0u;
+	struct cm_command destroy = { .word = { (uintptr_t)&reported, id } };
+	return commands(fd, 1, 16, 4, &destroy) == 24 ? (int)reported : -1;
+}
+
+static int has_event(int fd)
+{
+	struct pollfd ready = { fd, POLLIN, 0 };
+	return poll(&ready, 1, 0) == 1 && ready.revents == POLLIN;
+}
+
+/* Resolves an address of this host, which gives one event at once. */
+static void resolves(int fd, uint32_t id)
+{
+	struct cm_command resolve = { 0 };
+	struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = htons(7471), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	memcpy((char *)resolve.word + 28, &to, sizeof to);
+	memcpy((char *)resolve.word + 56, &id, sizeof id);
+	CHECK(commands(fd, 3, 64, 0, &resolve) == 72);
+}
+
+static void *waits_for_event(void *fd)
+{
+	char event[336];
+	struct cm_command get = { .word = { (uintptr_t)event } };
+	CHECK(commands(*(int *)fd, 12, 8, sizeof event, &get) == 16);
+	return NULL;
+}
+
+static void connection_manager(void)
+{
+	struct stat st;
+	struct stat64 st64;
+	char event[336];
+	struct cm_command get = { .word = { (uintptr_t)event } }, odd = { 0 };
+	int fd = open(CM_NODE, O_RDWR | O_CLOEXEC | O_NONBLOCK), copy = dup(fd);
+	CHECK(fd >= 0 && fd < 16 && fcntl(fd, F_GETFD) == FD_CLOEXEC && (fcntl(fd, F_GETFL) & O_NONBLOCK));
+	CHECK(!fstat(fd, &st) && S_ISCHR(st.st_mode) && !fstat64(copy, &st64) && S_ISCHR(st64.st_mode));
+	FAILS(commands(fd, 12, 8, sizeof event, &get), EAGAIN);
+	FAILS(commands(fd, 13, 8, 0, &odd), ENOSYS);
+	FAILS(commands(fd, 7, 8, 0, &odd), ENOENT);
+	/* Nothing else that is written is taken for a command. */
+	int file = memfd_create("x", 0), pair[2];
+	CHECK(!socketpair(AF_UNIX, SOCK_STREAM, 0, pair) && !fstat(pair[0], &st) && S_ISSOCK(st.st_mode));
+	CHECK(commands(file, 12, 8, 0, &get) == 16 && commands(pair[0], 12, 8, 0, &get) == 16);
+	close(file), close(pair[0]), close(pair[1]);
+	/* Events: readable while there are any, through every copy of the descriptor, counted exactly. */
+	uint32_t id = creates_id(fd), other = creates_id(copy);
+	CHECK(id != other && !has_event(fd));
+	resolves(fd, id), resolves(copy, other);
+	CHECK(has_event(fd) && has_event(copy));
+	CHECK(commands(copy, 12, 8, sizeof event, &get) == 16 && has_event(fd));
+	CHECK(destroys_id(copy, id) == 1 && has_event(fd) && destroys_id(fd, other) == 0 && !has_event(copy));
+	CHECK(destroys_id(fd, id) == -1 && errno == ENOENT);
+	/* Another channel's id is not ours; a descriptor opened in place of a channel is none. */
+	int second = open(CM_NODE, O_RDWR);
+	id = creates_id(fd);
+	CHECK(destroys_id(second, id) == -1 && errno == EINVAL);
+	CHECK(dup2(open("/dev/null", O_WRONLY), second) == second && commands(second, 12, 8, 0, &get) == 16);
+	/* A blocked reader is woken by an event, or cancelled. */
+	pthread_t waiter;
+	void *result;
+	CHECK(!fcntl(fd, F_SETFL, 0) && !pthread_create(&waiter, NULL, waits_for_event, &copy));
+	resolves(fd, id);
+	CHECK(!pthread_join(waiter, &result) && result == NULL);
+	CHECK(!pthread_create(&waiter, NULL, waits_for_event, &copy) && !pthread_cancel(waiter));
+	CHECK(!pthread_join(waiter, &result) && result == PTHREAD_CANCELED);
+	/* A child may go on with what it inherited, or begin anew. */
+	for (int anew = 0; anew < 2; anew++) {
+		pid_t child = fork();
+		if (child == 0) {
+			int own = anew ? open(CM_NODE, O_RDWR) : fd;
+			resolves(own, anew ? creates_id(own) : id);
+			CHECK(has_event(own));
+			_exit(failures != 0);
+		}
+		int status = -1;
+		CHECK(waitpid(child, &status, 0) == child && status == 0);
+	}
+	CHECK(destroys_id(fd, id) == 1);
+	close(fd), close(copy), close(second);
+}
+
 int main(int argc, char **argv)
 {
 	/* Descriptors the shim may hold are none of the program's; closing them all must not disturb it. */
@@ -285,6 +396,7 @@ int main(int argc, char **argv)
 		ioctls();
 		netlinks();
 		threads();
+		connection_manager();
 		for (int fd = 3; fd < 1024; fd++)
 			close(fd);
 	}

@@ -88,7 +88,7 @@ fn listing__ls_and_find_see_the_device() {
     let scratch = Scratch::new("ls");
     assert_eq!(
         scratch.says("ls /sys/class/infiniband /dev/infiniband"),
-        "/dev/infiniband:\nuverbs0\n\n/sys/class/infiniband:\nmetaroce0\n"
+        "/dev/infiniband:\nrdma_cm\nuverbs0\n\n/sys/class/infiniband:\nmetaroce0\n"
     );
     assert!(scratch.says("ls -l /dev/infiniband/uverbs0").starts_with('c'));
     assert!(scratch.says("ls -lR /sys/class/infiniband/metaroce0/").contains("node_guid"));

@@ -24,17 +24,44 @@ macro_rules! path_hooks {
     )*};
 }
 
+/// Defines the opens, which are the only way to an rdma_cm descriptor.
+macro_rules! open_hooks {
+    ($(fn $name:ident($($pre:ident: $pre_ty:ty),*; path, flags $(, $arg:ident: $ty:ty)*) { $dirfd:expr })*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C-unwind" fn $name(
+            $($pre: $pre_ty,)*
+            path: *const c_char,
+            flags: c_int
+            $(, $arg: $ty)*
+        ) -> c_int {
+            // SAFETY: the caller of a libc function passes C strings or null.
+            if let Some(fd) = unsafe { super::rdmacm::open_node($dirfd, path, flags) } {
+                return fd;
+            }
+            let call = |path| {
+                real!($name: fn($($pre_ty,)* *const c_char, c_int $(, $ty)*) -> c_int; -1;
+                    ($($pre,)* path, flags $(, $arg)*))
+            };
+            // SAFETY: as above.
+            unsafe { with_path($dirfd, path, for_flags(flags), -1, call) }
+        }
+    )*};
+}
+
 // `open` and its relatives are variadic in C; on this platform's ABIs an optional third argument arrives as a fixed one
 // does, and the real function reads it only if its flags say that it is there.
+open_hooks! {
+    fn open(; path, flags, mode: mode_t) { AT_FDCWD }
+    fn open64(; path, flags, mode: mode_t) { AT_FDCWD }
+    fn openat(dirfd: c_int; path, flags, mode: mode_t) { dirfd }
+    fn openat64(dirfd: c_int; path, flags, mode: mode_t) { dirfd }
+    fn __open_2(; path, flags) { AT_FDCWD }
+    fn __open64_2(; path, flags) { AT_FDCWD }
+    fn __openat_2(dirfd: c_int; path, flags) { dirfd }
+    fn __openat64_2(dirfd: c_int; path, flags) { dirfd }
+}
+
 path_hooks! {
-    fn open(; path, flags: c_int, mode: mode_t) -> c_int { AT_FDCWD, for_flags(flags), -1 }
-    fn open64(; path, flags: c_int, mode: mode_t) -> c_int { AT_FDCWD, for_flags(flags), -1 }
-    fn openat(dirfd: c_int; path, flags: c_int, mode: mode_t) -> c_int { dirfd, for_flags(flags), -1 }
-    fn openat64(dirfd: c_int; path, flags: c_int, mode: mode_t) -> c_int { dirfd, for_flags(flags), -1 }
-    fn __open_2(; path, flags: c_int) -> c_int { AT_FDCWD, for_flags(flags), -1 }
-    fn __open64_2(; path, flags: c_int) -> c_int { AT_FDCWD, for_flags(flags), -1 }
-    fn __openat_2(dirfd: c_int; path, flags: c_int) -> c_int { dirfd, for_flags(flags), -1 }
-    fn __openat64_2(dirfd: c_int; path, flags: c_int) -> c_int { dirfd, for_flags(flags), -1 }
     fn fopen(; path, mode: *const c_char) -> *mut c_void { AT_FDCWD, for_mode(mode), ptr::null_mut() }
     fn fopen64(; path, mode: *const c_char) -> *mut c_void { AT_FDCWD, for_mode(mode), ptr::null_mut() }
     fn freopen(; path, mode: *const c_char, file: *mut c_void) -> *mut c_void {

@@ -7,6 +7,7 @@
 mod device;
 mod files;
 mod names;
+mod rdmacm;
 mod symbol;
 
 use std::ffi::{CStr, c_char, c_int};

@@ -2,6 +2,7 @@
 
 use super::message::{Reply, Request, readdress};
 use crate::device::{self, Device};
+use crate::rdmacm::{ABI_VERSION, NODE};
 use crate::sysfs;
 
 const RDMA_NLDEV_CMD_GET: u16 = 1;
@@ -79,6 +80,16 @@ fn own(device: &Device, request: &Request, port: u32, by_index: bool) -> Option<
             .attr(CHARDEV_ABI, &u64::from(sysfs::UVERBS_ABI).to_ne_bytes())
             .attr(CHARDEV, &device.chardev().to_ne_bytes())
             .attr_str(CHARDEV_NAME, &device.uverbs),
+        RDMA_NLDEV_CMD_GET_CHARDEV
+            if !by_index
+                && device.has_rdma_cm()
+                && request.attr(CHARDEV_TYPE)?.starts_with(NODE.as_bytes()) =>
+        {
+            reply
+                .attr(CHARDEV_ABI, &ABI_VERSION.to_ne_bytes())
+                .attr(CHARDEV, &device.chardev().to_ne_bytes())
+                .attr_str(CHARDEV_NAME, NODE)
+        }
         // Our memory needs no protection over fork, but a real device beside it may: then the kernel answers.
         RDMA_NLDEV_CMD_SYS_GET if !device.real.netlink => {
             reply.attr(SYS_NETNS_MODE, &[1]).attr(SYS_COPY_ON_FORK, &[1])
@@ -182,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn chardev__is_the_node_and_rdma_cm_is_refused() {
+    fn chardev__is_the_node_and_rdma_cm_has_one() {
         let device = device(RealStack::default());
         let index = 0u32.to_ne_bytes();
         let bytes = request(15, 1, &[(DEV_INDEX, &index), (CHARDEV_TYPE, b"uverbs\0")]);
@@ -192,7 +203,14 @@ mod tests {
         assert_eq!(messages[0].attr(CHARDEV), Some(&0x103u64.to_ne_bytes()[..]));
         assert_eq!(messages[0].attr(CHARDEV_NAME), Some(&b"uverbs0\0"[..]));
         let bytes = request(15, 1, &[(CHARDEV_TYPE, b"rdma_cm\0")]);
-        assert_eq!(ask(&device, &bytes, &[]), [(2, Some(-libc::EOPNOTSUPP), None)]);
+        assert_eq!(ask(&device, &bytes, &[]), [(NLDEV | 15, None, None)]);
+        let datagrams = replies(&device, &parse(&bytes).unwrap()[0], 44, &|_| Vec::new());
+        let messages = parse(&datagrams[0]).unwrap();
+        assert_eq!(messages[0].attr(CHARDEV_ABI), Some(&4u64.to_ne_bytes()[..]));
+        assert_eq!(messages[0].attr(CHARDEV_NAME), Some(&b"rdma_cm\0"[..]));
+        // Beside real devices the connection manager is the kernel's.
+        let beside = super::super::super::device::tests::device(real_stack());
+        assert_eq!(ask(&beside, &bytes, &[]), [(2, Some(-libc::EOPNOTSUPP), None)]);
     }
 
     #[test]
