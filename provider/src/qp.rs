@@ -219,7 +219,8 @@ fn granted(asked: &ibv_qp_cap, has_srq: bool) -> Result<ibv_qp_cap> {
         max_recv_wr: recv_wr,
         max_send_sge: asked.max_send_sge.max(1),
         max_recv_sge: recv_sge,
-        max_inline_data: asked.max_inline_data,
+        // A WQE has room for an SGE in any case; rdma_xclient counts on that, as it may on every device it knows.
+        max_inline_data: asked.max_inline_data.max(size_of::<ibv_sge>() as u32),
     })
 }
 
