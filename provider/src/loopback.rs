@@ -1,4 +1,6 @@
 //! Tests of the edge with the real engine under it: two QPs of one process talk over loopback.
+//!
+//! Here: posting and polling. Beside it: `errors` (the error table), `states` (the state table), `events`.
 
 use std::io::Read;
 use std::mem::MaybeUninit;
@@ -20,6 +22,11 @@ use crate::mr::Mr;
 use crate::pd::Pd;
 use crate::qp::{Qp, QpCreate};
 use crate::{poll, post};
+
+mod errors;
+mod events;
+mod states;
+mod world;
 
 /// A hang is a failure, not a stuck build.
 const PATIENCE: Duration = Duration::from_secs(30);

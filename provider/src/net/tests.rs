@@ -85,7 +85,8 @@ fn changes_in_a_namespace_raise_events() {
             // Not root: `cargo xtask test` runs the same in a user namespace.
             return;
         }
-        run_ip("link add plane0 type dummy");
+        run_ip("link add plane0 type veth peer name other0");
+        run_ip("link set other0 up");
         run_ip("addr add 192.0.2.1/24 dev plane0");
         run_ip("link set plane0 up");
         let here = NetView::of_this_host().expect("interfaces");
