@@ -1,5 +1,5 @@
-//! Binds the installed `<infiniband/verbs.h>` as a C program would see it: functions from libibverbs.so, and the
-//! header's inline functions (post, poll, ibv_wr_*) compiled by the C compiler into this crate.
+//! Binds the installed `<infiniband/verbs.h>` as a C program would see it: functions from libibverbs.so, and
+//! the header's inline functions (post, poll, ibv_wr_*) compiled by the C compiler into this crate.
 
 use std::env;
 use std::path::PathBuf;

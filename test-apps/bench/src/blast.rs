@@ -1,5 +1,6 @@
-//! The blast: a sender keeps a window of GSO bursts in flight, the receiver copies each payload once to where its
-//! header says and returns credit. Nothing is repaired; loss is counted. What a reliable transport cannot pass.
+//! The blast: a sender keeps a window of GSO bursts in flight, the receiver copies each payload once to where
+//! its header says and returns credit. Nothing is repaired; loss is counted. What a reliable transport cannot
+//! pass.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -84,8 +85,9 @@ struct Report {
     burst: usize,
 }
 
-/// What a datagram's header says. Data: `number` is the packet's, `value` its offset in the destination. Credit and
-/// finish: `number` is the first packet not yet seen, `value` the packets and `bytes` the payload received.
+/// What a datagram's header says. Data: `number` is the packet's, `value` its offset in the destination.
+/// Credit and finish: `number` is the first packet not yet seen, `value` the packets and `bytes` the payload
+/// received.
 struct Header {
     kind: u8,
     number: u64,

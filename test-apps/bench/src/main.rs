@@ -1,5 +1,6 @@
-//! `metaroce-bench`: the yardsticks MetaRoCE is measured against. No verbs here: plain UDP sockets, used as well as
-//! the kernel lets them, between two processes. `blast` bounds bandwidth from above, `udp-pingpong` latency from below.
+//! `metaroce-bench`: the yardsticks MetaRoCE is measured against. No verbs here: plain UDP sockets, used as
+//! well as the kernel lets them, between two processes. `blast` bounds bandwidth from above, `udp-pingpong`
+//! latency from below.
 
 mod blast;
 mod pair;
@@ -20,7 +21,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Credit-controlled GSO/GRO UDP blast, one copy into the destination buffer: the upper bound of a Write stream.
+    /// Credit-controlled GSO/GRO UDP blast, one copy into the destination buffer: the upper bound of a Write
+    /// stream.
     Blast(blast::Args),
     /// UDP ping-pong, spinning or blocking: the lower bound of a small message's latency.
     UdpPingpong(pingpong::Args),

@@ -38,7 +38,8 @@ pub fn wait_readable(socket: &UdpSocket, limit: Duration) -> io::Result<bool> {
     }
 }
 
-/// Sends `parts` (concatenated) as datagrams of `segment` bytes each, the last one maybe shorter, in one call.
+/// Sends `parts` (concatenated) as datagrams of `segment` bytes each, the last one maybe shorter, in one
+/// call.
 pub fn send_segments(socket: &UdpSocket, parts: &[&[u8]], segment: u16) -> io::Result<usize> {
     const PARTS_MAX: usize = 64;
     assert!(parts.len() <= PARTS_MAX, "more parts than a burst has");
@@ -52,8 +53,9 @@ pub fn send_segments(socket: &UdpSocket, parts: &[&[u8]], segment: u16) -> io::R
     message.msg_iov = iov.as_mut_ptr();
     message.msg_iovlen = parts.len();
     message.msg_control = control.0.as_mut_ptr().cast();
-    // SAFETY: CMSG_SPACE/CMSG_LEN only compute; CMSG_FIRSTHDR points into `control`, which is large and aligned
-    // enough for one header with a u16 (CONTROL_BYTES, repr(align)); the kernel only reads iov and control.
+    // SAFETY: CMSG_SPACE/CMSG_LEN only compute; CMSG_FIRSTHDR points into `control`, which is large and
+    // aligned enough for one header with a u16 (CONTROL_BYTES, repr(align)); the kernel only reads iov and
+    // control.
     let sent = unsafe {
         message.msg_controllen = libc::CMSG_SPACE(size_of::<u16>() as u32) as usize;
         let header = libc::CMSG_FIRSTHDR(&message);
@@ -84,7 +86,8 @@ pub fn receive(socket: &UdpSocket, buffer: &mut [u8]) -> io::Result<Option<Recei
     message.msg_iovlen = 1;
     message.msg_control = control.0.as_mut_ptr().cast();
     message.msg_controllen = CONTROL_BYTES;
-    // SAFETY: the message points at `iov` over `buffer` and at `control`, both alive and writable during the call.
+    // SAFETY: the message points at `iov` over `buffer` and at `control`, both alive and writable during the
+    // call.
     let got = unsafe { libc::recvmsg(socket.as_raw_fd(), &mut message, libc::MSG_DONTWAIT) };
     let Ok(bytes) = usize::try_from(got) else {
         let error = io::Error::last_os_error();
@@ -93,8 +96,8 @@ pub fn receive(socket: &UdpSocket, buffer: &mut [u8]) -> io::Result<Option<Recei
         return if nothing { Ok(None) } else { Err(error) };
     };
     let mut segment = bytes;
-    // SAFETY: the kernel filled msg_control with msg_controllen bytes of well-formed headers; the CMSG macros stay
-    // inside them. UDP_GRO carries an int.
+    // SAFETY: the kernel filled msg_control with msg_controllen bytes of well-formed headers; the CMSG macros
+    // stay inside them. UDP_GRO carries an int.
     unsafe {
         let mut header = libc::CMSG_FIRSTHDR(&message);
         while !header.is_null() {

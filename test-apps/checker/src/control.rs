@@ -1,5 +1,5 @@
-//! The TCP connection between the two ends of a case: lines of JSON. Values both ways, checks and the final verdict
-//! from the far end to the near one.
+//! The TCP connection between the two ends of a case: lines of JSON. Values both ways, checks and the final
+//! verdict from the far end to the near one.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;

@@ -15,7 +15,8 @@ pub const QUIET: Duration = Duration::from_millis(100);
 /// How long an event that must come may take.
 pub const EVENT_LIMIT: Duration = Duration::from_secs(5);
 
-/// Polls until exactly `count` completions are taken; an error that shows what came when `limit` passes first.
+/// Polls until exactly `count` completions are taken; an error that shows what came when `limit` passes
+/// first.
 pub fn collect(cq: &Cq, count: usize, limit: Duration) -> Outcome<Vec<Wc>> {
     let mut wcs = Vec::with_capacity(count);
     let begin = Instant::now();
@@ -73,7 +74,8 @@ fn describe_wanted(wanted: &[(u64, u32)]) -> String {
         .join(" ")
 }
 
-/// Collects as many completions as are wanted and checks `(wr_id, status)` one by one, then that no more come.
+/// Collects as many completions as are wanted and checks `(wr_id, status)` one by one, then that no more
+/// come.
 pub fn check_statuses(
     session: &mut Session,
     name: &str,

@@ -1,4 +1,5 @@
-//! The verbs objects of one end and how two ends become connected, as every program with an out-of-band channel does.
+//! The verbs objects of one end and how two ends become connected, as every program with an out-of-band
+//! channel does.
 
 use std::sync::Arc;
 use std::time::Duration;

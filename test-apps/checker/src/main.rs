@@ -1,8 +1,10 @@
-//! `metaroce-checker`: two ordinary verbs programs that move data between each other and compare what they see with
-//! what the verbs promise. It links the stock libibverbs and knows nothing of the device that serves it.
+//! `metaroce-checker`: two ordinary verbs programs that move data between each other and compare what they
+//! see with what the verbs promise. It links the stock libibverbs and knows nothing of the device that serves
+//! it.
 //!
 //! `run MODE` starts both ends of every case as fresh processes; with `--server` the far end is a
-//! `metaroce-checker server` elsewhere. Each case has a hard time limit, so a hang is a failure, never a wait.
+//! `metaroce-checker server` elsewhere. Each case has a hard time limit, so a hang is a failure, never a
+//! wait.
 
 mod control;
 mod expect;

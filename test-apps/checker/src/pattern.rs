@@ -1,4 +1,5 @@
-//! Chance and patterns that both ends compute alike from a seed: SplitMix64, so that they stay the same for ever.
+//! Chance and patterns that both ends compute alike from a seed: SplitMix64, so that they stay the same for
+//! ever.
 
 /// One step of SplitMix64's output function.
 pub fn mix(value: u64) -> u64 {
@@ -59,7 +60,8 @@ impl Chance {
     }
 }
 
-/// Writes the pattern of `seed` from its byte `at` on into `bytes`; any part of a pattern can be computed by itself.
+/// Writes the pattern of `seed` from its byte `at` on into `bytes`; any part of a pattern can be computed by
+/// itself.
 pub fn fill(seed: u64, at: usize, bytes: &mut [u8]) {
     let mut done = 0;
     while done < bytes.len() {

@@ -97,7 +97,8 @@ fn alarm(seconds: u64) {
 
 /// Forks a child that ends at once, as programs that use `fork` do, and waits for it.
 pub fn fork_and_wait() -> std::io::Result<()> {
-    // SAFETY: the child calls only _exit, which is safe after fork in a process with threads; waitpid writes one int.
+    // SAFETY: the child calls only _exit, which is safe after fork in a process with threads; waitpid writes
+    // one int.
     unsafe {
         match libc::fork() {
             -1 => Err(std::io::Error::last_os_error()),

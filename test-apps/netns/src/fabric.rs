@@ -1,4 +1,5 @@
-//! The fabric: two hosts, a cable per plane. Loss strikes at the receiving host, where the sender cannot notice it.
+//! The fabric: two hosts, a cable per plane. Loss strikes at the receiving host, where the sender cannot
+//! notice it.
 
 use std::fs::{self, File};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -23,8 +24,8 @@ pub struct Plan {
     pub mtu: u32,
     /// IPv6 addresses beside the IPv4 ones.
     pub ipv6: bool,
-    /// Segmentation-offload super-packets cross a cable whole, as on a real NIC; with loss they must be cut first, or
-    /// one drop takes all of them.
+    /// Segmentation-offload super-packets cross a cable whole, as on a real NIC; with loss they must be cut
+    /// first, or one drop takes all of them.
     pub super_packets: bool,
 }
 
@@ -89,8 +90,8 @@ impl Host {
         let namespace = system::new_network().map_err(|e| Failure::CannotHere(CannotHere(e.to_string())))?;
         let host = Self { namespace, index };
         host.tool("ip", &["link", "set", "lo", "up"])?;
-        // Link-local addresses would be unusable for a second or two after the link comes up, while the kernel looks for
-        // duplicates. Without IPv6 there is nothing to switch off.
+        // Link-local addresses would be unusable for a second or two after the link comes up, while the
+        // kernel looks for duplicates. Without IPv6 there is nothing to switch off.
         let _ = host.run(|| fs::write("/proc/sys/net/ipv6/conf/default/accept_dad", "0"))?;
         Ok(host)
     }
@@ -151,8 +152,8 @@ impl Fabric {
         (0..self.plan.planes).map(interface).collect::<Vec<_>>().join(",")
     }
 
-    /// From now on each plane of both hosts drops this many of 1000 packets that arrive (0 ends it, 1000 is a black
-    /// hole). Planes not listed lose nothing.
+    /// From now on each plane of both hosts drops this many of 1000 packets that arrive (0 ends it, 1000 is a
+    /// black hole). Planes not listed lose nothing.
     pub fn set_loss(&self, per_mille: &[(usize, u32)]) -> Result<(), Failure> {
         let mut rules = String::from(
             "add table inet loss\ndelete table inet loss\nadd table inet loss\n\

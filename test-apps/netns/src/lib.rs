@@ -1,8 +1,9 @@
 //! Two hosts with several network planes between them, made of network namespaces.
 //!
-//! The namespaces have no names: open file descriptors and the processes inside keep them, and the kernel takes them
-//! away with the last of these. So nothing is left behind, not even when the owner is killed, and nothing has to be
-//! cleaned up. As root, or as anybody where user namespaces are allowed ([`become_root_of_own_namespace`]).
+//! The namespaces have no names: open file descriptors and the processes inside keep them, and the kernel
+//! takes them away with the last of these. So nothing is left behind, not even when the owner is killed, and
+//! nothing has to be cleaned up. As root, or as anybody where user namespaces are allowed
+//! ([`become_root_of_own_namespace`]).
 
 mod command;
 mod fabric;

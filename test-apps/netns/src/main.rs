@@ -45,11 +45,12 @@ struct Cli {
     /// Command of the server, words separated by blanks.
     #[arg(long)]
     server: String,
-    /// The server is ready when it prints a line that begins with this word (by default: when it listens on TCP).
+    /// The server is ready when it prints a line that begins with this word (by default: when it listens on
+    /// TCP).
     #[arg(long)]
     ready: Option<String>,
-    /// The client's command. In both commands {server} and {client} are the hosts' addresses on plane 0, in the
-    /// client's {ready} is what follows the ready word.
+    /// The client's command. In both commands {server} and {client} are the hosts' addresses on plane 0, in
+    /// the client's {ready} is what follows the ready word.
     #[arg(trailing_var_arg = true, required = true)]
     client: Vec<String>,
 }

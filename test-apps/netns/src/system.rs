@@ -28,8 +28,8 @@ pub fn enter(namespace: &File) -> io::Result<()> {
 /// Lets a command run inside a network namespace, with the /sys that belongs to it, and die with its parent.
 pub fn inside<'a>(command: &'a mut Command, namespace: &File) -> &'a mut Command {
     let fd = namespace.as_raw_fd();
-    // SAFETY: the closure runs between fork and exec and makes system calls only: no allocation, no lock. `fd` is
-    // still open there: it is CLOEXEC, not close-on-fork, and the namespace outlives the spawn.
+    // SAFETY: the closure runs between fork and exec and makes system calls only: no allocation, no lock.
+    // `fd` is still open there: it is CLOEXEC, not close-on-fork, and the namespace outlives the spawn.
     unsafe { command.pre_exec(move || prepare(fd)) }
 }
 
@@ -40,8 +40,8 @@ fn prepare(namespace: RawFd) -> io::Result<()> {
         check(libc::setns(namespace, libc::CLONE_NEWNET))?;
         check(libc::unshare(libc::CLONE_NEWNS))?;
         check(mount(c"", c"/", libc::MS_SLAVE | libc::MS_REC, c""))?;
-        // A container may forbid a fresh sysfs: then programs see the interfaces of the namespace by ioctl and
-        // netlink all the same.
+        // A container may forbid a fresh sysfs: then programs see the interfaces of the namespace by ioctl
+        // and netlink all the same.
         let _ = mount(c"sysfs", c"/sys", 0, c"sysfs");
     }
     Ok(())
@@ -49,14 +49,15 @@ fn prepare(namespace: RawFd) -> io::Result<()> {
 
 /// # Safety
 ///
-/// None beyond valid C strings, which the types guarantee; it is unsafe to name where it may be called (after fork).
+/// None beyond valid C strings, which the types guarantee; it is unsafe to name where it may be called (after
+/// fork).
 unsafe fn mount(source: &CStr, target: &CStr, flags: libc::c_ulong, kind: &CStr) -> libc::c_int {
     // SAFETY: all pointers are C strings; no data is passed.
     unsafe { libc::mount(source.as_ptr(), target.as_ptr(), kind.as_ptr(), flags, ptr::null()) }
 }
 
-/// For an ordinary user: enters a user namespace of its own in which it may make networks. Must be called before the
-/// process has threads. Root stays what it is.
+/// For an ordinary user: enters a user namespace of its own in which it may make networks. Must be called
+/// before the process has threads. Root stays what it is.
 pub fn become_root_of_own_namespace() -> io::Result<()> {
     // SAFETY: geteuid and getegid cannot fail and touch no memory.
     let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };

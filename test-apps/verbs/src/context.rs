@@ -73,8 +73,8 @@ impl Context {
     /// Opens the device called `name`, or the first one there is.
     pub fn open(name: Option<&str>) -> io::Result<Arc<Self>> {
         let mut count = 0;
-        // SAFETY: the list is a null-terminated array owned by us until ibv_free_device_list; its devices stay valid
-        // for ibv_open_device before that.
+        // SAFETY: the list is a null-terminated array owned by us until ibv_free_device_list; its devices
+        // stay valid for ibv_open_device before that.
         unsafe {
             let list = sys::ibv_get_device_list(&mut count);
             if list.is_null() {
@@ -140,7 +140,8 @@ impl Context {
 
     /// Waits at most `limit` for an asynchronous event, takes and acknowledges it.
     pub fn async_event(&self, limit: Duration) -> io::Result<Option<AsyncEvent>> {
-        // SAFETY: the context is open, so its async_fd is valid; get/ack pair on one event struct as documented.
+        // SAFETY: the context is open, so its async_fd is valid; get/ack pair on one event struct as
+        // documented.
         unsafe {
             if !readable((*self.raw()).async_fd, limit)? {
                 return Ok(None);

@@ -72,7 +72,8 @@ impl Channel {
 
     /// Waits at most `limit` for a completion event, takes and acknowledges it; true when there was one.
     pub fn event(&self, limit: Duration) -> io::Result<bool> {
-        // SAFETY: the channel is alive, so its fd is valid and its CQs are too (they hold an Arc of the channel).
+        // SAFETY: the channel is alive, so its fd is valid and its CQs are too (they hold an Arc of the
+        // channel).
         unsafe {
             if !readable(self.raw.as_ref().fd, limit)? {
                 return Ok(false);
@@ -142,7 +143,8 @@ impl Cq {
 
     /// The same, and no more than `most`: what is left stays in the CQ.
     pub fn poll_at_most(&self, most: usize, into: &mut Vec<Wc>) -> io::Result<usize> {
-        // SAFETY: all-zero is a valid ibv_wc array; ibv_poll_cq fills at most BATCH entries and returns how many.
+        // SAFETY: all-zero is a valid ibv_wc array; ibv_poll_cq fills at most BATCH entries and returns how
+        // many.
         let (count, raw) = unsafe {
             let mut raw: [sys::ibv_wc; BATCH] = std::mem::zeroed();
             (sys::ibv_poll_cq(self.raw(), most.min(BATCH) as i32, raw.as_mut_ptr()), raw)
@@ -186,7 +188,8 @@ impl Cq {
 impl Drop for Cq {
     fn drop(&mut self) {
         let _channel = &self.channel;
-        // SAFETY: QPs hold Arcs of their CQs, so none is left; every event was acknowledged in `Channel::event`.
+        // SAFETY: QPs hold Arcs of their CQs, so none is left; every event was acknowledged in
+        // `Channel::event`.
         unsafe { sys::ibv_destroy_cq(self.raw()) };
     }
 }

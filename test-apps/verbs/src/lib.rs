@@ -1,8 +1,10 @@
 //! Verbs objects with owners, for client programs that test a device: what any C program does with the stock
-//! libibverbs, in types that destroy themselves in the right order. Nothing here knows which device serves it.
+//! libibverbs, in types that destroy themselves in the right order. Nothing here knows which device serves
+//! it.
 //!
-//! All unsafe code of the test programs' verbs side is in this crate. The rule it rests on: a device reaches memory
-//! only through an [`Mr`], an `Mr` keeps its [`Buffer`] mapped, and inline data is borrowed during the post.
+//! All unsafe code of the test programs' verbs side is in this crate. The rule it rests on: a device reaches
+//! memory only through an [`Mr`], an `Mr` keeps its [`Buffer`] mapped, and inline data is borrowed during the
+//! post.
 
 mod context;
 mod cq;

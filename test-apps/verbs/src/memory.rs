@@ -1,5 +1,5 @@
-//! Protection domains, memory and its registration. A [`Buffer`] is written by the device behind the program's back,
-//! so it is never seen as a slice: bytes go in and out by copy, polled bytes by atomic loads.
+//! Protection domains, memory and its registration. A [`Buffer`] is written by the device behind the
+//! program's back, so it is never seen as a slice: bytes go in and out by copy, polled bytes by atomic loads.
 
 use std::io;
 use std::ptr::NonNull;
@@ -41,8 +41,8 @@ impl Pd {
         &self.context
     }
 
-    /// Calls `ibv_dealloc_pd` although objects may still use it: what a careless program does. Only an error is a
-    /// right answer while there are any, and then the PD is still there.
+    /// Calls `ibv_dealloc_pd` although objects may still use it: what a careless program does. Only an error
+    /// is a right answer while there are any, and then the PD is still there.
     pub fn try_dealloc_in_use(&self) -> io::Result<()> {
         // SAFETY: the device must refuse; a device that frees a PD in use fails the test that calls this.
         check("ibv_dealloc_pd", unsafe { sys::ibv_dealloc_pd(self.raw()) })
@@ -63,8 +63,8 @@ pub struct Buffer {
     len: usize,
 }
 
-// SAFETY: access is by copy through raw pointers and atomics; races with the device are what the tests are about, and
-// are ordered by completions or by acquire loads of the polled byte.
+// SAFETY: access is by copy through raw pointers and atomics; races with the device are what the tests are
+// about, and are ordered by completions or by acquire loads of the polled byte.
 unsafe impl Send for Buffer {}
 // SAFETY: as above.
 unsafe impl Sync for Buffer {}
@@ -115,8 +115,8 @@ impl Buffer {
     /// Copies `bytes` to `at`.
     pub fn write(&self, at: usize, bytes: &[u8]) {
         let to = self.range(at, bytes.len());
-        // SAFETY: the range is inside the mapping; `bytes` is ordinary memory and cannot overlap a private mapping
-        // nobody has a slice of.
+        // SAFETY: the range is inside the mapping; `bytes` is ordinary memory and cannot overlap a private
+        // mapping nobody has a slice of.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
     }
 

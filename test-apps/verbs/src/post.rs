@@ -217,18 +217,19 @@ impl Qp {
             chain[i - 1].next = unsafe { base.add(i) };
         }
         let mut bad = ptr::null_mut();
-        // SAFETY: the chain, its SGE arrays and the inline bytes live until after the call; registered memory is kept
-        // by its MR, wrong keys are the device's to refuse.
+        // SAFETY: the chain, its SGE arrays and the inline bytes live until after the call; registered memory
+        // is kept by its MR, wrong keys are the device's to refuse.
         let errno = unsafe { sys::ibv_post_send(self.raw(), base, &mut bad) };
         refused(errno, bad, base, size_of::<sys::ibv_send_wr>(), wrs.len())
     }
 
-    /// The same requests by the extended interface (`ibv_wr_start` ... `ibv_wr_complete`). The QP must have been made
-    /// with [`crate::QpOptions::extended`].
+    /// The same requests by the extended interface (`ibv_wr_start` ... `ibv_wr_complete`). The QP must have
+    /// been made with [`crate::QpOptions::extended`].
     pub fn post_send_extended(&self, wrs: &[SendWr]) -> Result<(), BadWr> {
         let sges = raw_sges(wrs);
-        // SAFETY: the QP was made with ibv_create_qp_ex and send_ops_flags (asserted), so the ex pointer is valid and
-        // every builder called here was asked for; SGE arrays and inline bytes live until after ibv_wr_complete.
+        // SAFETY: the QP was made with ibv_create_qp_ex and send_ops_flags (asserted), so the ex pointer is
+        // valid and every builder called here was asked for; SGE arrays and inline bytes live until after
+        // ibv_wr_complete.
         let errno = unsafe {
             let ex = sys::ibv_qp_to_qp_ex(self.raw());
             assert!(!ex.is_null() && self.is_extended(), "QP without the extended post interface");

@@ -186,8 +186,8 @@ impl Qp {
             max_inline_data: options.caps.inline,
         };
         let srq = options.srq.map_or(std::ptr::null_mut(), |s| s.raw());
-        // SAFETY: PD, CQs and SRQ are alive and kept so by the Arcs stored below; the calls read and update the attr
-        // structs only.
+        // SAFETY: PD, CQs and SRQ are alive and kept so by the Arcs stored below; the calls read and update
+        // the attr structs only.
         let (raw, cap) = unsafe {
             if options.extended {
                 let mut init = sys::ibv_qp_init_attr_ex {

@@ -1,5 +1,5 @@
-//! `api`: limits and errnos of posting, object lifetimes, state transitions, memory registration, threads, completion
-//! events.
+//! `api`: limits and errnos of posting, object lifetimes, state transitions, memory registration, threads,
+//! completion events.
 
 mod events;
 mod lifetimes;

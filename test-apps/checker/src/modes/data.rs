@@ -1,5 +1,6 @@
-//! `data`: every opcode, sizes around the MTU, inline, several SGEs, many QPs, both directions, differing path MTUs.
-//! Every byte is compared, those beside the messages too; completions are checked for order, number and fields.
+//! `data`: every opcode, sizes around the MTU, inline, several SGEs, many QPs, both directions, differing
+//! path MTUs. Every byte is compared, those beside the messages too; completions are checked for order,
+//! number and fields.
 
 mod arena;
 mod atomics;
@@ -94,7 +95,10 @@ pub fn cases(options: &Options) -> Vec<Case> {
     }
     let mut cases: Vec<Case> = list
         .into_iter()
-        .map(|(name, profile)| Case::new(name, 120, move |session| exchange(session, &profile)))
+        .map(|(name, profile)| {
+            let limit = if profile.budget > 64 << 20 { 300 } else { 120 };
+            Case::new(name, limit, move |session| exchange(session, &profile))
+        })
         .collect();
     let qps = options.qps;
     cases.push(Case::new("atomic-contended", 60, move |session| atomics::contended(session, qps)));
@@ -114,7 +118,8 @@ fn boundary_sizes(small: u32, large: u32) -> Vec<usize> {
     sizes
 }
 
-/// Attributes that differ from seed to seed: first PSNs (close to their wrap, too) and how many Reads may be in flight.
+/// Attributes that differ from seed to seed: first PSNs (close to their wrap, too) and how many Reads may be
+/// in flight.
 fn attributes(session: &Session) -> Attr {
     let psn = |role: usize| {
         let chance = session.seed_for(&[6, role as u64]);

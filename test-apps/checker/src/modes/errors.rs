@@ -1,5 +1,5 @@
-//! `errors`: what fails must fail with the right status at both ends, flush in order, raise the right events and no
-//! others, leave the right QP states, and take the time the retry attributes say.
+//! `errors`: what fails must fail with the right status at both ends, flush in order, raise the right events
+//! and no others, leave the right QP states, and take the time the retry attributes say.
 
 mod peer;
 mod requests;

@@ -1,5 +1,5 @@
-//! `idle`: an open device with connected QPs and nothing to do causes no wake-up: the threads' voluntary context
-//! switches stay what they are.
+//! `idle`: an open device with connected QPs and nothing to do causes no wake-up: the threads' voluntary
+//! context switches stay what they are.
 
 use std::collections::BTreeMap;
 use std::fs;

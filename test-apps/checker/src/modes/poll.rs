@@ -1,5 +1,6 @@
-//! `poll`: programs that never look at a completion of the data they wait for. A reader spins on the last byte of a
-//! Write and then compares every byte at once; what it sees must be whole, and earlier Writes must be there too.
+//! `poll`: programs that never look at a completion of the data they wait for. A reader spins on the last
+//! byte of a Write and then compares every byte at once; what it sees must be whole, and earlier Writes must
+//! be there too.
 
 use std::time::{Duration, Instant};
 
@@ -191,7 +192,8 @@ fn ping_pong(session: &mut Session, seconds: u64, wait: Wait, largest: usize) ->
     session.barrier()
 }
 
-/// The writer posts a train of Writes; the reader spins on the last byte of the last one only, then all must be whole.
+/// The writer posts a train of Writes; the reader spins on the last byte of the last one only, then all must
+/// be whole.
 fn trains(session: &mut Session, seconds: u64) -> Outcome {
     let mut poller = Poller::new(session)?;
     let stop = Stop { begin: Instant::now(), stall: session.stall() };
@@ -239,8 +241,8 @@ fn trains(session: &mut Session, seconds: u64) -> Outcome {
     session.barrier()
 }
 
-/// The writer overwrites one 8-byte counter without waiting, the idiom of credits and doorbells: the reader must see
-/// it only grow, and end at the last value.
+/// The writer overwrites one 8-byte counter without waiting, the idiom of credits and doorbells: the reader
+/// must see it only grow, and end at the last value.
 fn counter(session: &mut Session, seconds: u64) -> Outcome {
     const LAST: u64 = u64::MAX;
     let mut poller = Poller::new(session)?;

@@ -103,7 +103,8 @@ fn scale(session: &mut Session, count: usize) -> Outcome<Option<u64>> {
     Ok(bytes)
 }
 
-/// One QP first, then many more in the same two processes: they share one connection, so the transport does not grow.
+/// One QP first, then many more in the same two processes: they share one connection, so the transport does
+/// not grow.
 fn growth(session: &mut Session, count: usize) -> Outcome {
     let one = scale(session, 1)?;
     let many = scale(session, count)?;
@@ -121,8 +122,8 @@ fn resident_kib() -> u64 {
     line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
 }
 
-/// Bytes of transport state (connections, paths, windows) of this process, as the device's own command tells it, if one
-/// was named and it knows.
+/// Bytes of transport state (connections, paths, windows) of this process, as the device's own command tells
+/// it, if one was named and it knows.
 fn transport_bytes(session: &Session) -> Option<u64> {
     let command = session.options.metaroce.as_ref()?;
     let me = std::process::id();

@@ -1,5 +1,5 @@
-//! Objects that go away, and processes that fork, in the middle of traffic; QPs that talk to their own process; a
-//! connection used again after a long pause.
+//! Objects that go away, and processes that fork, in the middle of traffic; QPs that talk to their own
+//! process; a connection used again after a long pause.
 
 use std::time::{Duration, Instant};
 
@@ -118,7 +118,8 @@ fn destroy_under_reads(session: &mut Session) -> Outcome {
     Ok(())
 }
 
-/// The requester moves its own QP to ERR with Writes in flight: everything is flushed in order, nothing lands later.
+/// The requester moves its own QP to ERR with Writes in flight: everything is flushed in order, nothing lands
+/// later.
 fn error_under_writes(session: &mut Session) -> Outcome {
     for round in 0..8u64 {
         let mut end = End::new(session, &Setup::default())?;

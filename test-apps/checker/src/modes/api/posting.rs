@@ -1,4 +1,5 @@
-//! What posting accepts and refuses: depth, SGEs, inline, state, opcode; `bad_wr`; slots of unsignaled requests.
+//! What posting accepts and refuses: depth, SGEs, inline, state, opcode; `bad_wr`; slots of unsignaled
+//! requests.
 
 use metaroce_test_verbs::constants::*;
 use metaroce_test_verbs::{Attr, BadWr, Buffer, Mr, Opcode, QpCaps, RecvWr, SendWr, state};
@@ -209,7 +210,8 @@ fn wrong_state(session: &mut Session) -> Outcome {
     session.barrier()
 }
 
-/// Slots of unsignaled requests come back with the next signaled completion, again and again, round the queue.
+/// Slots of unsignaled requests come back with the next signaled completion, again and again, round the
+/// queue.
 fn unsignaled_slots(session: &mut Session) -> Outcome {
     let mut end = End::new(session, &setup())?;
     let memory = memory(&end)?;

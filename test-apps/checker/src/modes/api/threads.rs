@@ -1,4 +1,5 @@
-//! Programs with threads: many posters on shared and on own objects, pollers beside them. Verbs are thread safe.
+//! Programs with threads: many posters on shared and on own objects, pollers beside them. Verbs are thread
+//! safe.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};

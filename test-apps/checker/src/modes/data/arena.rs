@@ -1,5 +1,6 @@
-//! Memory of one end with what it must contain in the end. An arena is cut into one share per QP, each between guard
-//! bytes; the whole is registered, so only correct placement, not protection, keeps the guards intact.
+//! Memory of one end with what it must contain in the end. An arena is cut into one share per QP, each
+//! between guard bytes; the whole is registered, so only correct placement, not protection, keeps the guards
+//! intact.
 
 use std::sync::Arc;
 

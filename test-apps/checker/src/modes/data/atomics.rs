@@ -1,5 +1,5 @@
-//! Atomics of many QPs on the same two words: sums are exact, every fetched value occurs once, and the successful
-//! compare-and-swaps form one chain from the first value to the last.
+//! Atomics of many QPs on the same two words: sums are exact, every fetched value occurs once, and the
+//! successful compare-and-swaps form one chain from the first value to the last.
 
 use std::collections::{HashMap, HashSet};
 

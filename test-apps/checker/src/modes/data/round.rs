@@ -58,11 +58,16 @@ pub struct Arenas {
 impl Arenas {
     /// Registers everything and learns where the peer's target is.
     pub fn new(session: &mut Session, end: &End, profile: &Profile) -> Outcome<Self> {
-        let arena = |access| Arena::new(&end.pd, profile.qps, profile.share(), access);
+        // What no operation of the profile touches needs no memory.
+        let arena = |access, used: fn(Kind) -> bool| {
+            let share = if profile.kinds.iter().copied().any(used) { profile.share() } else { 0 };
+            Arena::new(&end.pd, profile.qps, share, access)
+        };
         let remote = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
-        let target = arena(IBV_ACCESS_LOCAL_WRITE | remote)?;
-        let (recv, sink) = (arena(IBV_ACCESS_LOCAL_WRITE)?, arena(IBV_ACCESS_LOCAL_WRITE)?);
-        let source = arena(0)?;
+        let target = arena(IBV_ACCESS_LOCAL_WRITE | remote, |kind| !kind.is_send())?;
+        let recv = arena(IBV_ACCESS_LOCAL_WRITE, Kind::is_send)?;
+        let sink = arena(IBV_ACCESS_LOCAL_WRITE, Kind::has_response)?;
+        let source = arena(0, |kind| !kind.has_response())?;
         let remote = session.swap(&(target.mr().address(), target.mr().rkey()))?;
         Ok(Self { target, recv, source, sink, remote })
     }

@@ -1,5 +1,5 @@
-//! The script of a round: what one end does to the other on one QP. Computed from seeds alone, so the responder knows
-//! what is coming without being told.
+//! The script of a round: what one end does to the other on one QP. Computed from seeds alone, so the
+//! responder knows what is coming without being told.
 
 use metaroce_test_verbs::Opcode;
 
@@ -153,8 +153,8 @@ impl Profile {
         (self.budget + largest + gaps).next_multiple_of(4096)
     }
 
-    /// The script of one direction of one QP in one round. `word` is the background at an offset of the responder's
-    /// target share, as the atomics will find it.
+    /// The script of one direction of one QP in one round. `word` is the background at an offset of the
+    /// responder's target share, as the atomics will find it.
     pub fn script(&self, seed: u64, word: impl Fn(usize) -> u64) -> Vec<Op> {
         let mut writer = Writer {
             chance: Chance::new(seed),
@@ -252,7 +252,8 @@ impl Writer {
         op.len
     }
 
-    /// A Write to a fresh place, or, fenced, to where an earlier Read looked: that Read must see the old bytes.
+    /// A Write to a fresh place, or, fenced, to where an earlier Read looked: that Read must see the old
+    /// bytes.
     fn write_target(&mut self, op: &mut Op) -> usize {
         let taken = |remote: usize, ops: &[Op]| ops.iter().any(|o| o.kind.is_write() && o.remote == remote);
         let read: Vec<usize> = (0..self.ops.len())
@@ -271,7 +272,8 @@ impl Writer {
         op.len
     }
 
-    /// An atomic on a fresh word or on one an earlier atomic of this QP left behind; operands with a known outcome.
+    /// An atomic on a fresh word or on one an earlier atomic of this QP left behind; operands with a known
+    /// outcome.
     fn atomic_target(&mut self, op: &mut Op, word: &impl Fn(usize) -> u64) {
         let again = self.ops.iter().rev().find(|o| o.kind.is_atomic()).map(|o| (o.remote, o.atomic.after));
         let (remote, before) = match again {

@@ -165,8 +165,8 @@ fn killed_many(session: &mut Session) -> Outcome {
     check_no_event(session, &end.context, "requester events")
 }
 
-/// The peer process stands still for less than the retry time (a debugger, a loaded machine): nothing fails, and
-/// afterwards everything is as fast as before.
+/// The peer process stands still for less than the retry time (a debugger, a loaded machine): nothing fails,
+/// and afterwards everything is as fast as before.
 fn stopped_and_continued(session: &mut Session) -> Outcome {
     let attr = Attr { timeout: 15, retry_cnt: 7, ..Attr::default() };
     let mut end = End::new(session, &Setup { attr, ..Setup::default() })?;

@@ -1,5 +1,5 @@
-//! Requests that are wrong: too long, wrong keys, bounds, access rights, opcodes not enabled. The near end posts a good
-//! Send, the wrong request, and two more; the table says what each side sees.
+//! Requests that are wrong: too long, wrong keys, bounds, access rights, opcodes not enabled. The near end
+//! posts a good Send, the wrong request, and two more; the table says what each side sees.
 
 use std::time::Duration;
 
@@ -261,7 +261,8 @@ fn responder(session: &mut Session, end: &End, memory: Memory, wrong: Wrong, opc
         Some(kind) => check_event(session, &end.context, kind, Element::Qp(end.qps[0].qpn()))?,
         None => check_no_event(session, &end.context, "responder events")?,
     }
-    // A Send may have been placed in part; a bad place for a response may show only when the response is there.
+    // A Send may have been placed in part; a bad place for a response may show only when the response is
+    // there.
     let may_touch = matches!(opcode, Opcode::Send | Opcode::SendImm(_)) || wrong == Wrong::LocalReadOnly;
     let untouched = snapshot(memory) == before || may_touch;
     session.check("memory untouched", untouched, format!("{wrong:?}"));

@@ -198,7 +198,8 @@ fn rnr_then_posted(session: &mut Session) -> Outcome {
     session.barrier()
 }
 
-/// A peer that comes to RTR only after the first request has been sent: the usual race of connecting programs.
+/// A peer that comes to RTR only after the first request has been sent: the usual race of connecting
+/// programs.
 fn late_rtr(session: &mut Session) -> Outcome {
     let attr = Attr { timeout: 14, retry_cnt: 7, ..Attr::default() };
     let mut end = End::new(session, &Setup { attr, ..Setup::default() })?;
