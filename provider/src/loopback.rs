@@ -26,6 +26,7 @@ use crate::{poll, post};
 mod errors;
 mod events;
 mod states;
+mod storms;
 mod world;
 
 /// A hang is a failure, not a stuck build.
