@@ -66,6 +66,8 @@ pub mod limits {
     pub const UNRELIABLE_PATIENCE_NS: Nanos = 500_000_000;
     /// Refusals waiting for confirmation per connection; further packets that would be refused count as not received.
     pub const REFUSALS_MAX: usize = 24;
+    /// Responses a stream may be owed: its message window, twice.
+    pub const JOBS_MAX: usize = 512;
     /// CREDIT frames per acknowledging packet.
     pub const CREDITS_PER_ACK: usize = 8;
     /// ACK frames per packet: with refusals and credits they stay below the smallest IPv6 MTU.
@@ -100,8 +102,15 @@ pub mod limits {
     pub const HELLO_FIRST_NS: Nanos = 2_000_000;
     /// Ceiling of the HELLO interval.
     pub const HELLO_MAX_NS: Nanos = 25_000_000;
-    /// HELLOs of one size before a smaller segment is tried.
-    pub const HELLOS_PER_SIZE: u32 = 3;
+    /// HELLOs of the full size before smaller ones are tried between them (about 150 ms): a peer that is only late must
+    /// not get small packets for life.
+    pub const HELLOS_FULL_SIZE: u32 = 9;
+    /// How long a connection that a stranger's HELLO made waits to be established.
+    pub const STRANGER_PATIENCE_NS: Nanos = 5_000_000_000;
+    /// Connections made by strangers and not yet established, at most: spoofed HELLOs must not use up the table.
+    pub const STRANGERS_MAX: usize = 256;
+    /// Addresses remembered per peer.
+    pub const PEER_IPS_MAX: usize = 64;
     /// Pause after a QP was found not ready: first and ceiling (doubling).
     pub const NOT_READY_FIRST_NS: Nanos = 200_000;
     /// Ceiling of that pause.
@@ -113,7 +122,7 @@ pub mod limits {
     /// Connections of an endpoint (20 index bits of the id).
     pub const CONNECTIONS_MAX: usize = 1 << 16;
     /// A peer that was silent this long while nothing of a live stream was outstanding is forgotten.
-    pub const DEAD_AFTER_NS: Nanos = 3_000_000_000;
+    pub const DEAD_AFTER_NS: Nanos = 30_000_000_000;
     /// Bytes of a Write's tail that are held back until all before them is placed (design D6).
     pub const HOLD_BYTES: usize = 64;
     /// Bytes the header, one frame's header and a little slack take of a segment.

@@ -29,6 +29,7 @@ pub struct Endpoint {
     pub(crate) mrs: MrTable,
     pub(crate) timers: Timers,
     pub(crate) active: VecDeque<u32>,
+    datagrams_first: bool,
     /// UD QPs with something to send, in turn.
     pub(crate) datagrams: VecDeque<u16>,
     /// Small answers that need no connection: RESET and CLOSE_ACK.
@@ -81,6 +82,7 @@ impl Endpoint {
             srqs: SrqTable::default(),
             timers: Timers::default(),
             active: VecDeque::new(),
+            datagrams_first: false,
             datagrams: VecDeque::new(),
             strays: VecDeque::new(),
             strays_since: (0, 0),
@@ -163,6 +165,13 @@ impl Endpoint {
                 return self.kill(now, index, sink);
             }
         }
+        if conn.expires <= now {
+            conn.expires = Nanos::MAX;
+            if conn.users == 0 && conn.state == ConnState::Connecting {
+                self.put(conn);
+                return self.kill(now, index, sink);
+            }
+        }
         let mut p = parts!(self, now, sink);
         if conn.close_at <= now {
             conn.close_due = true;
@@ -206,13 +215,16 @@ impl Endpoint {
         let heard = if not_ready { 0 } else { conn.last_progress };
         let since = qp.tx.stalled_since.max(heard);
         let waiting_reads = qp.tx.outstanding_reads > 0;
+        // A peer that shows life may take its time with an answer, but not for ever.
+        let alive = waiting_reads && qp.patience_ns().is_some_and(|p| conn.last_heard + p / 2 > now);
+        let grace = if alive { 4 } else { 1 };
         if let Some(patience) = qp.patience_ns() {
             if qp.init.qp_type == QpType::Uc {
                 if !conn.usable() && now >= qp.tx.stalled_since + patience {
                     p.drop_sends(index);
                     return self.put(conn);
                 }
-            } else if now >= since + patience && matches!(qp.state, QpState::Rts | QpState::Sqd) {
+            } else if now >= since + grace * patience && matches!(qp.state, QpState::Rts | QpState::Sqd) {
                 let msn = qp.tx.sq.base_msn();
                 p.fail_local(&mut conn, index, msn, WcStatus::RetryExcErr);
                 return self.put(conn);
@@ -233,7 +245,9 @@ impl Endpoint {
     /// Fills `burst` with packets for one path; `false` if there is nothing to send now. Local errors found while
     /// gathering (bad lkey) complete into `sink`.
     pub fn poll_burst(&mut self, now: Nanos, burst: &mut TxBurst, sink: &mut impl Sink) -> bool {
-        if self.poll_stray(burst) || self.poll_datagrams(now, burst, sink) {
+        // Datagrams and connections take turns: neither starves the other.
+        self.datagrams_first = !self.datagrams_first;
+        if self.poll_stray(burst) || self.datagrams_first && self.poll_datagrams(now, burst, sink) {
             return true;
         }
         while let Some(index) = self.active.pop_front() {
@@ -254,35 +268,38 @@ impl Endpoint {
                 return true;
             }
         }
-        false
+        self.poll_datagrams(now, burst, sink)
     }
     /// The driver could not send packets `from..` of the burst just polled (EAGAIN): they burn no numbers and come
-    /// again. Call it before the next `poll_burst`.
-    pub fn unsend(&mut self, burst: &TxBurst, from: usize) {
-        let Some((index, path)) = burst.origin else { return };
-        let Some(conn) = self.conns.get_mut(index as usize).and_then(Option::as_mut) else { return };
+    /// again. Call it before the next `poll_burst`. Gives the number of frames taken back.
+    pub fn unsend(&mut self, burst: &TxBurst, from: usize) -> u32 {
+        let mut frames = 0;
+        let Some((index, path)) = burst.origin else { return 0 };
+        let Some(conn) = self.conns.get_mut(index as usize).and_then(Option::as_mut) else { return 0 };
         conn.untell_acks();
         if path == requester::NO_PATH {
-            return;
+            return 0;
         }
         for _ in from..burst.packets.len() {
             let Some(tx) = conn.paths.get_mut(usize::from(path)) else { break };
             self.unsent.clear();
             conn.in_flight_bytes -= u32::from(tx.pop_packet(&mut self.unsent));
+            frames += self.unsent.len() as u32;
             for frame in self.unsent.drain(..).rev() {
                 conn.retransmits.push_front(crate::connection::Retransmit { frame, path, left: false });
             }
         }
         self.settle(index);
+        frames
     }
     /// The driver got EFAULT for the burst just polled: nothing was sent. Packets come again one by one; the WQE of
     /// a single faulting packet ends with LOC_PROT_ERR.
     pub fn fault(&mut self, now: Nanos, burst: &TxBurst, sink: &mut impl Sink) {
-        self.unsend(burst, 0);
+        let frames = self.unsend(burst, 0);
         let Some((index, _)) = burst.origin else { return };
         let Some(mut conn) = self.conns.get_mut(index as usize).and_then(Option::take) else { return };
-        if burst.packets.len() > 1 {
-            conn.singly = burst.packets.len() as u32;
+        if frames > 1 {
+            conn.singly = frames;
         } else if let Some(again) = conn.retransmits.front().copied() {
             let mut p = parts!(self, now, sink);
             requester::fault(&mut p, &mut conn, &again.frame);

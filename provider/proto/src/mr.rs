@@ -54,7 +54,9 @@ impl MrTable {
         };
         let old_nonce = self.slots.get(index as usize).map_or(0, |m| m.key & 0xfff);
         // Never the nonce of the slot's last life, and never key 0, which programs use as "none".
-        let nonce = if nonce == old_nonce || index << 12 | nonce == 0 { (nonce + 1) & 0xfff } else { nonce };
+        let taken = |n: u32| n == old_nonce || index << 12 | n == 0;
+        let free = (0..3).map(|step| (nonce + step) & 0xfff).find(|n| !taken(*n));
+        let nonce = free.unwrap_or(nonce);
         let mr = Mr { key: index << 12 | nonce, live: true, pd, va, iova, len, access };
         if index as usize == self.slots.len() {
             self.slots.push(mr);

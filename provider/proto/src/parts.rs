@@ -97,9 +97,7 @@ impl<S: Sink> Parts<'_, S> {
     /// A work request cannot be sent: it ends in error when all before it are complete.
     pub fn fail_local(&mut self, conn: &mut Conn, index: u16, msn: u64, status: WcStatus) {
         let Some(qp) = self.qps.at(index) else { return };
-        if qp.tx.error.is_none_or(|e| msn < e.0) {
-            qp.tx.error = Some((msn, status));
-        }
+        qp.tx.fail_at(msn, status);
         self.retire(conn, index);
     }
     /// Completes work requests in order as far as they are done; an error takes its turn among them.
@@ -130,7 +128,9 @@ impl<S: Sink> Parts<'_, S> {
         if qp.state == QpState::Sqd && qp.tx.is_drained() && !std::mem::replace(&mut qp.tx.drained, true) {
             self.sink.event(Event::SqDrained(qp.qpn));
         }
-        conn.enqueue(qp);
+        if qp.tx.conn == Some(conn.index) {
+            conn.enqueue(qp);
+        }
     }
     /// Everything an unreliable QP has posted counts as sent into the void: its peer cannot be found.
     pub fn drop_sends(&mut self, index: u16) {

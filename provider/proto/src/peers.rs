@@ -29,7 +29,11 @@ impl Endpoint {
     pub(crate) fn resolve(&self, cid: u64) -> Option<u32> {
         let conn = self.conns.get((cid & INDEX_MASK) as usize)?.as_ref().filter(|c| c.cid == cid)?;
         Some(match conn.state {
-            ConnState::Alias(target) => target,
+            ConnState::Alias(target) => {
+                let target =
+                    self.conns.get((target & INDEX_MASK) as usize)?.as_ref().filter(|c| c.cid == target)?;
+                target.index
+            }
             _ => conn.index,
         })
     }
@@ -63,6 +67,16 @@ impl Endpoint {
         self.make(ip, slot)
     }
 
+    /// A connection that a HELLO from outside asks for: few may wait to be established, and not for ever.
+    fn make_for_stranger(&mut self, now: Nanos, ip: IpAddr, slot: u16) -> Option<u32> {
+        if self.each_conn().filter(|c| c.expires != Nanos::MAX).count() >= limits::STRANGERS_MAX {
+            return None;
+        }
+        let index = self.make(ip, slot).ok()?;
+        self.conn_mut(index)?.expires = now + limits::STRANGER_PATIENCE_NS;
+        Some(index)
+    }
+
     fn make(&mut self, ip: IpAddr, slot: u16) -> Result<u32, Refused> {
         let free = self
             .conns
@@ -94,11 +108,14 @@ impl Endpoint {
         let Some(qp) = self.qps.get(qpn) else { return false };
         let (Some(index), Some(remote)) = (qp.tx.conn, qp.attrs.remote) else { return false };
         let accepted = qp.tx.accepted;
-        if let Some(ConnState::Alias(target)) = self.conn_mut(index).map(|c| c.state) {
+        let state = self.conn_mut(index).map(|c| c.state);
+        if let Some(ConnState::Alias(target)) = state
+            && let Some(target) = self.resolve(target)
+        {
             self.repoint(qpn, index, target);
             return true;
         }
-        if self.conn_mut(index).is_some_and(|c| c.state != ConnState::Dead) {
+        if state.is_some_and(|s| !matches!(s, ConnState::Dead | ConnState::Alias(_))) {
             return true;
         }
         if accepted {
@@ -122,6 +139,11 @@ impl Endpoint {
         if let Some(qp) = self.qps.get(qpn) {
             qp.tx.conn = Some(to);
             qp.tx.in_round = false;
+            // What the former connection had in flight is gone with it.
+            if qp.tx.outstanding_sent() {
+                let base = qp.tx.sq.base_msn();
+                qp.tx.rewind(base);
+            }
         }
         if let Some(conn) = self.conn_mut(from) {
             conn.users = conn.users.saturating_sub(1);
@@ -140,7 +162,9 @@ impl Endpoint {
         body: &[u8],
         sink: &mut impl Sink,
     ) {
-        let Some(hello) = Hello::parse(body) else {
+        // As long as the segment it proposes: an answer of that length is then no amplification.
+        let long_enough = |h: &Hello| HEADER_BYTES + body.len() >= usize::from(h.segment);
+        let Some(hello) = Hello::parse(body).filter(long_enough) else {
             self.stats.rx_malformed += 1;
             return;
         };
@@ -152,7 +176,7 @@ impl Endpoint {
         }
         let index = match addressed {
             Some(index) => index,
-            None => match self.find_for_hello(src, header.src_slot, &hello) {
+            None => match self.find_for_hello(now, src, header.src_slot, &hello) {
                 Some(index) => index,
                 None => return,
             },
@@ -165,6 +189,21 @@ impl Endpoint {
             }
             return;
         }
+        // One connection of the peer's belongs to one of ours; it says to which.
+        let twin = |c: &&Conn| {
+            c.index != index
+                && c.peer_cid == hello.scid
+                && !matches!(c.state, ConnState::Dead | ConnState::Alias(_))
+        };
+        let twin = self.each_conn().find(twin).map(|c| c.index);
+        if let Some(twin) = twin {
+            let ours = self.conn_mut(index).is_some_and(|c| c.cid == hello.bound);
+            let (from, to) = if ours { (twin, index) } else { (index, twin) };
+            self.merge(now, from, to, sink);
+            if !ours {
+                return;
+            }
+        }
         let config = self.config.clone();
         let Some(conn) = self.conn_mut(index) else { return };
         if conn.state == ConnState::Dead {
@@ -175,10 +214,11 @@ impl Endpoint {
             return;
         }
         conn.last_heard = now;
-        if !conn.peer_ips.contains(&src) {
+        let answer = header.dcid != 0;
+        if answer && !conn.peer_ips.contains(&src) && conn.peer_ips.len() < limits::PEER_IPS_MAX {
             conn.peer_ips.push(src);
         }
-        conn.learn(&hello, &config);
+        conn.learn(&hello, answer, &config);
         if hello.wants_answer {
             conn.hello.answer_to = Some(hello.scid);
         }
@@ -194,9 +234,9 @@ impl Endpoint {
     }
 
     /// The connection a first HELLO (no id of ours in it) belongs to.
-    fn find_for_hello(&mut self, src: IpAddr, slot: u16, hello: &Hello) -> Option<u32> {
+    fn find_for_hello(&mut self, now: Nanos, src: IpAddr, slot: u16, hello: &Hello) -> Option<u32> {
         if hello.incarnation == self.config.incarnation {
-            return self.accepting_end(src, slot, hello);
+            return self.accepting_end(now, src, slot, hello);
         }
         let alive = |c: &&Conn| !matches!(c.state, ConnState::Dead | ConnState::Alias(_));
         let known = self.each_conn().filter(alive).find(|c| c.peer_incarnation == hello.incarnation);
@@ -208,12 +248,12 @@ impl Endpoint {
         });
         match expected {
             Some(conn) => Some(conn.index),
-            None => self.make(src, slot).ok(),
+            None => self.make_for_stranger(now, src, slot),
         }
     }
 
     /// An endpoint that talks to itself holds both ends: the accepting one pairs with the id that asks.
-    fn accepting_end(&mut self, src: IpAddr, slot: u16, hello: &Hello) -> Option<u32> {
+    fn accepting_end(&mut self, now: Nanos, src: IpAddr, slot: u16, hello: &Hello) -> Option<u32> {
         let paired = self
             .conns
             .iter()
@@ -222,7 +262,7 @@ impl Endpoint {
         if let Some(conn) = paired {
             return Some(conn.index);
         }
-        let index = self.make(src, slot).ok()?;
+        let index = self.make_for_stranger(now, src, slot)?;
         self.conn_mut(index)?.self_accepting = true;
         Some(index)
     }
@@ -230,9 +270,10 @@ impl Endpoint {
     /// `index` turned out to be `other`: its streams move there.
     fn merge(&mut self, now: Nanos, index: u32, other: u32, sink: &mut impl Sink) {
         let ip = self.conn_mut(index).map(|c| c.peer_ip);
+        let Some(cid) = self.conn_mut(other).map(|c| c.cid) else { return };
         if let Some(conn) = self.conn_mut(index) {
             conn.abandon();
-            conn.state = ConnState::Alias(other);
+            conn.state = ConnState::Alias(cid);
         }
         self.settle(index);
         if let (Some(conn), Some(ip)) = (self.conn_mut(other), ip)

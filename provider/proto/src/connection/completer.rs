@@ -5,8 +5,9 @@ use crate::config::limits;
 use crate::parts::Parts;
 use crate::path::{FrameKind, Health, PathTx, PktState, TxFrame};
 use crate::qp::rnr_timer_ns;
-use crate::seq::{RangeState, unwrap32};
+use crate::seq::{RangeState, later16, unwrap32};
 use crate::types::*;
+use crate::wire::frame::{CONFIRMS_FATAL, CONFIRMS_RETRY};
 use crate::wire::{Ack, Refuse, RefuseCode};
 
 /// Takes an ACK frame in.
@@ -50,10 +51,16 @@ pub fn on_ack<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, ack: &Ack) {
         path.limited = false;
         path.pto_count = 0;
         path.last_progress = p.now;
-        conn.last_progress = p.now;
         decay_tolerance(path, newly);
     }
     let index = usize::from(ack.path);
+    if newly > 0 {
+        // The answer to a PING proves life, not that anything of a stream gets on.
+        if p.acked.iter().any(|f| f.kind != FrameKind::Ping) {
+            conn.last_progress = p.now;
+        }
+        leave_silent_siblings(p, conn, index);
+    }
     find_losses(p, conn, index);
     conn.paths[index].forget(highest);
     let mut acked = std::mem::take(p.acked);
@@ -128,8 +135,9 @@ fn lose<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: usize, psn: u64) 
     }
 }
 
-/// Silence on a path: its oldest packet goes again as a probe. If that is not answered either while siblings make
-/// progress, the path is left (design D9, D11). When no path of the peer progresses, nothing is concluded about any.
+/// Silence on a path: its oldest packet goes again as a probe, the second time on another path. If a path's probes are
+/// not answered while siblings make progress, it is left (design D9, D11). When no path of the peer progresses, nothing
+/// is concluded about any.
 pub fn on_silence<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn) {
     for index in 0..conn.paths.len() {
         let path = &mut conn.paths[index];
@@ -146,17 +154,43 @@ pub fn on_silence<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn) {
             leave_path(p, conn, index);
             leave_plane_if_down(p, conn, plane);
         } else {
+            let elsewhere = conn.paths[index].pto_count >= 2;
             lose(p, conn, index, oldest);
+            if elsewhere {
+                retarget(conn, index);
+            }
         }
     }
     p.activate(conn);
 }
 
+/// A path has answered: siblings that left two probes unanswered are in trouble of their own.
+fn leave_silent_siblings<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, answered: usize) {
+    for index in 0..conn.paths.len() {
+        let path = &conn.paths[index];
+        if index != answered && path.pto_count >= 2 && path.health.is_active() {
+            let plane = path.plane;
+            leave_path(p, conn, index);
+            leave_plane_if_down(p, conn, plane);
+        }
+    }
+}
+
+/// What is to be repaired on a path goes to the next active one instead. Gives that one, if there is another.
+fn retarget(conn: &mut Conn, index: usize) -> Option<usize> {
+    let count = conn.paths.len();
+    let mut others = (1..count).map(|step| (index + step) % count);
+    let elsewhere = others.find(|i| conn.paths[*i].health.is_active())?;
+    for again in conn.retransmits.iter_mut().filter(|r| usize::from(r.path) == index) {
+        again.path = elsewhere as u8;
+    }
+    Some(elsewhere)
+}
+
 /// Leaves a path: what is unresolved on it goes to the others, it changes its source port and is probed until it
 /// answers. The last active path is never left.
 pub fn leave_path<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: usize) {
-    let others = (1..conn.paths.len()).map(|step| (index + step) % conn.paths.len());
-    let Some(elsewhere) = others.clone().find(|i| conn.paths[*i].health.is_active()) else { return };
+    let Some(elsewhere) = retarget(conn, index) else { return };
     let path = &mut conn.paths[index];
     let retransmits = &mut conn.retransmits;
     let mut moved = |frame: TxFrame| {
@@ -165,9 +199,6 @@ pub fn leave_path<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: usize) 
         }
     };
     conn.in_flight_bytes -= path.give_up(&mut moved);
-    for again in conn.retransmits.iter_mut().filter(|r| usize::from(r.path) == index) {
-        again.path = elsewhere as u8;
-    }
     path.health = Health::suspect(p.now);
     path.pto_count = 0;
     path.change_port(p.config.entropies_per_plane);
@@ -248,18 +279,15 @@ fn on_request_accepted<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, frame: &T
     p.retire(conn, frame.qp);
 }
 
-/// The responder refused a message of ours.
+/// The responder refused a message of ours. Every refusal is confirmed at once, whatever becomes of it here: the
+/// responder holds it until then.
 pub fn on_refuse<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, refuse: &Refuse) {
+    confirm(conn, refuse);
     let now = p.now;
-    let Some(qp) =
-        p.qps.get(refuse.qpn).filter(|q| q.tx.life == refuse.life && q.tx.conn == Some(conn.index))
-    else {
-        // A QP or life that is no more: confirm, or the refusal is repeated for ever.
-        return confirm(conn, refuse.qpn.index() as u16, refuse.life, refuse.attempt.wrapping_add(1));
-    };
     let index = refuse.qpn.index() as u16;
+    let Some(qp) = p.qps.get(refuse.qpn).filter(|q| q.tx.life == refuse.life) else { return };
     if qp.state == QpState::Err || qp.init.qp_type != QpType::Rc {
-        return confirm(conn, index, refuse.life, refuse.attempt.wrapping_add(1));
+        return;
     }
     let tx = &mut qp.tx;
     if refuse.code.is_fatal() {
@@ -269,31 +297,12 @@ pub fn on_refuse<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, refuse: &Refuse
             RefuseCode::Operation => WcStatus::RemOpErr,
             _ => WcStatus::RemInvReqErr,
         };
-        if msn >= tx.sq.base_msn() && msn < tx.sq.next_msn() && tx.error.is_none_or(|e| msn < e.0) {
-            tx.error = Some((msn, status));
-            tx.attempt = tx.attempt.wrapping_add(1);
-            confirm(conn, index, refuse.life, tx.attempt);
+        if msn >= tx.sq.base_msn() && msn < tx.sq.next_msn() {
+            tx.fail_at(msn, status);
         }
         return p.retire(conn, index);
     }
-    if refuse.attempt != tx.attempt {
-        return;
-    }
-    let msn = if refuse.code == RefuseCode::Rnr {
-        let mut msns = tx.sq.base_msn()..tx.sq.next_msn();
-        let hit = |m: &u64| {
-            tx.sq.get(*m).is_some_and(|w| w.wr.opcode.consumes_recv() && w.recv_index == refuse.number)
-        };
-        match msns.find(hit) {
-            Some(msn) => msn,
-            None => return,
-        }
-    } else {
-        unwrap32(refuse.number, tx.sq.base_msn()).max(tx.sq.base_msn())
-    };
-    if msn >= tx.cursor_msn + u64::from(tx.cursor_offset > 0) {
-        return;
-    }
+    let Some(msn) = refused_message(tx, refuse) else { return };
     tx.rewind(msn);
     if refuse.code == RefuseCode::Rnr {
         tx.credit = Some(refuse.number);
@@ -302,8 +311,7 @@ pub fn on_refuse<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, refuse: &Refuse
         tx.not_ready_tries = 0;
         if qp.attrs.rnr_retry != 7 {
             if qp.tx.rnr_tries >= qp.attrs.rnr_retry {
-                qp.tx.error = Some((msn, WcStatus::RnrRetryExcErr));
-                confirm(conn, index, refuse.life, qp.tx.attempt);
+                qp.tx.fail_at(msn, WcStatus::RnrRetryExcErr);
             }
             qp.tx.rnr_tries += 1;
         }
@@ -316,18 +324,40 @@ pub fn on_refuse<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, refuse: &Refuse
     p.retire(conn, index);
 }
 
-/// Sends a VOID that tells the responder its refusal was heard although nothing of the stream follows.
-fn confirm(conn: &mut Conn, qp: u16, life: u32, attempt: u16) {
-    let same = |f: &TxFrame| f.kind == FrameKind::VoidRequest && f.life == life && f.attempt == attempt;
+/// The message a refusal that may be tried again means; `None` if that attempt of it is history, or if it was never
+/// sent. It is the message's own attempt that counts: the stream's may have moved on for a later message.
+fn refused_message(tx: &crate::qp::TxStream, refuse: &Refuse) -> Option<u64> {
+    let msn = if refuse.code == RefuseCode::Rnr {
+        (tx.sq.base_msn()..tx.sq.next_msn()).find(|m| {
+            tx.sq.get(*m).is_some_and(|w| w.wr.opcode.consumes_recv() && w.recv_index == refuse.number)
+        })?
+    } else {
+        unwrap32(refuse.number, tx.sq.base_msn()).max(tx.sq.base_msn())
+    };
+    let sent = msn < tx.cursor_msn + u64::from(tx.cursor_offset > 0);
+    let current = tx.sq.get(msn).is_some_and(|w| !later16(w.attempt, refuse.attempt));
+    (sent && current).then_some(msn)
+}
+
+/// Sends a VOID that tells the responder its refusal was heard.
+fn confirm(conn: &mut Conn, refuse: &Refuse) {
+    let (attempt, life) = (refuse.attempt.wrapping_add(1), refuse.life);
+    let confirms = if refuse.code.is_fatal() { CONFIRMS_FATAL } else { CONFIRMS_RETRY };
+    let same = |f: &TxFrame| {
+        f.kind == FrameKind::VoidRequest
+            && f.life == life
+            && f.attempt == attempt
+            && f.offset == u32::from(confirms)
+    };
     if conn.retransmits.iter().any(|r| same(&r.frame)) {
         return;
     }
     let frame = TxFrame {
         kind: FrameKind::VoidRequest,
-        qp,
+        qp: refuse.qpn.index() as u16,
         life,
         msn: 0,
-        offset: 0,
+        offset: u32::from(confirms),
         len: 0,
         cpn: conn.next_cpn[REQUESTS],
         units: 1,

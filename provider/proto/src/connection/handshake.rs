@@ -39,11 +39,13 @@ impl Conn {
 
     /// The HELLO to send now. `wants_answer`: a request of ours; else an answer.
     pub fn make_hello(&mut self, now: Nanos, config: &Config, budget: u32, wants_answer: bool) -> Hello {
+        // An answer proposes what was agreed: it must fit where the question came through.
+        let mut segment = if self.segment == 0 { self.proposed_segment } else { self.segment as u16 };
         if wants_answer {
-            let step = (self.hello.tries / limits::HELLOS_PER_SIZE) as usize;
-            if step > 0 {
-                let smaller = FALLBACK_SEGMENTS[(step - 1).min(FALLBACK_SEGMENTS.len() - 1)];
-                self.proposed_segment = self.proposed_segment.min(smaller);
+            segment = self.proposed_segment;
+            let further = self.hello.tries.saturating_sub(limits::HELLOS_FULL_SIZE);
+            if further % 2 == 1 {
+                segment = segment.min(FALLBACK_SEGMENTS[(further / 2) as usize % FALLBACK_SEGMENTS.len()]);
             }
             let wait = limits::HELLO_FIRST_NS << self.hello.tries.min(10);
             self.hello.due = Some(now + wait.min(limits::HELLO_MAX_NS));
@@ -61,8 +63,8 @@ impl Conn {
             scid: self.cid,
             bound: self.peer_cid,
             ordinal: self.hello.ordinal,
-            segment: self.proposed_segment,
-            unit: unit_for(u32::from(self.proposed_segment)) as u16,
+            segment,
+            unit: unit_for(u32::from(segment)) as u16,
             budget,
             message_window: limits::MESSAGE_WINDOW,
             paths: (config.planes.len() * usize::from(config.paths_per_plane)).min(64) as u8,
@@ -90,35 +92,35 @@ impl Conn {
     pub fn unlearn(&mut self) {
         self.peer_cid = 0;
         self.peer_incarnation = 0;
+        self.segment = 0;
         self.paths.clear();
         self.rx_paths.clear();
         self.hello.tries = 0;
     }
 
-    /// Takes the peer's parameters in. Only the first HELLO of its connection changes anything.
-    pub fn learn(&mut self, hello: &Hello, config: &Config) {
-        if self.peer_cid != 0 && self.peer_cid != hello.scid && self.state == ConnState::Connecting {
-            self.unlearn();
+    /// Takes the peer's parameters in. Only the first HELLO of its connection changes anything, but the segment, which
+    /// follows the answers until the connection is established: what they agree to has come through.
+    pub fn learn(&mut self, hello: &Hello, answer: bool, config: &Config) {
+        let first = self.peer_cid == 0;
+        if first || answer && self.state == ConnState::Connecting && self.peer_cid == hello.scid {
+            self.segment = u32::from(self.proposed_segment.min(hello.segment));
+            self.unit = unit_for(self.segment);
+            self.payload_max = payload_for(self.segment, self.unit);
         }
-        if self.peer_cid != 0 {
+        if !first {
             return;
         }
         self.peer_cid = hello.scid;
         self.peer_incarnation = hello.incarnation;
         self.message_window = u64::from(hello.message_window);
         self.budget = hello.budget.max(limits::BUDGET_MIN);
-        let first =
+        let window =
             |space: usize| Window::new(ORIGIN + u64::from(hello.first_cpn[space]), limits::CPN_WINDOW);
-        self.rx_windows = [first(0), first(1)];
+        self.rx_windows = [window(0), window(1)];
         self.rx_paths = vec![PathRx::default(); usize::from(hello.paths)];
-        for addr in hello.planes.iter().flat_map(|p| &p.addrs) {
-            if !self.peer_ips.contains(addr) {
-                self.peer_ips.push(*addr);
-            }
-        }
-        self.segment = u32::from(self.proposed_segment.min(hello.segment));
-        self.unit = unit_for(self.segment);
-        self.payload_max = payload_for(self.segment, self.unit);
+        // What the peer says of itself counts once it has proved to be where it is.
+        self.announced_ips =
+            hello.planes.iter().flat_map(|p| &p.addrs).copied().take(limits::PEER_IPS_MAX).collect();
         self.make_paths(hello, config);
     }
 
@@ -126,6 +128,12 @@ impl Conn {
     pub fn establish(&mut self, now: Nanos) {
         if self.state == ConnState::Connecting && self.peer_cid != 0 {
             self.state = ConnState::Established;
+            self.expires = Nanos::MAX;
+            for ip in std::mem::take(&mut self.announced_ips) {
+                if !self.peer_ips.contains(&ip) {
+                    self.peer_ips.push(ip);
+                }
+            }
             self.hello.due = None;
             self.last_progress = now;
             // The peer learns of it by a packet of ours that carries its id.

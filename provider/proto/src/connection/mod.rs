@@ -35,8 +35,8 @@ pub enum ConnState {
     Closing,
     /// Over: the peer is gone, restarted or closed. Streams of it fail or open a new one.
     Dead,
-    /// The same peer was found behind another address: that connection serves.
-    Alias(u32),
+    /// The same peer was found behind another address: the connection with this id serves.
+    Alias(u64),
 }
 
 /// A frame to be sent again.
@@ -98,6 +98,10 @@ pub struct Conn {
     pub peer_ip: IpAddr,
     /// All addresses the peer is known by.
     pub peer_ips: Vec<IpAddr>,
+    /// Addresses the peer announced, until it is established.
+    pub announced_ips: Vec<IpAddr>,
+    /// A stranger made it: given up at this time unless it is established or wanted.
+    pub expires: Nanos,
     /// Peer slot.
     pub peer_slot: u16,
     /// Peer's life; 0 unknown.
@@ -181,6 +185,8 @@ impl Conn {
             state: ConnState::Connecting,
             peer_ip,
             peer_ips: vec![peer_ip],
+            announced_ips: Vec::new(),
+            expires: Nanos::MAX,
             peer_slot,
             peer_incarnation: 0,
             self_accepting: false,
@@ -255,13 +261,9 @@ impl Conn {
         self.rx_paths.iter_mut().for_each(|r| r.untold = true);
         self.ack.now = true;
     }
-    /// The refusal in force for this stream, if any.
-    pub fn refusal(&self, local: Qpn, src: Qpn, life: u32) -> Option<&PendingRefusal> {
-        self.refusals.iter().find(|r| r.local == local && r.refuse.qpn == src && r.refuse.life == life)
-    }
     /// The earliest time something of this connection is due.
     pub fn deadline(&self) -> Nanos {
-        let mut at = self.hello.due.unwrap_or(Nanos::MAX).min(self.close_at);
+        let mut at = self.hello.due.unwrap_or(Nanos::MAX).min(self.close_at).min(self.expires);
         if self.usable() {
             at = at.min(self.ack.deadline.unwrap_or(Nanos::MAX));
             for path in &self.paths {
@@ -282,7 +284,8 @@ impl Conn {
         self.responders.clear();
         self.in_flight_bytes = 0;
         self.ack = AckState::default();
-        self.hello.due = None;
+        self.hello = HelloState::default();
+        self.expires = Nanos::MAX;
         self.close_at = Nanos::MAX;
     }
     /// Bytes of transport state, without what QPs hold.

@@ -37,7 +37,8 @@ pub fn build_packet<S: Sink>(
             burst.pieces.truncate(pieces);
             return None;
         }
-        if !next.whole || b.frames >= limits::FRAMES_PER_PACKET {
+        // After a memory fault each packet holds one frame, so that the faulting one shows.
+        if !next.whole || conn.singly > 0 || b.frames >= limits::FRAMES_PER_PACKET {
             break;
         }
         match peek(p, conn) {
@@ -109,9 +110,9 @@ impl Builder {
                     // Its memory is gone: the numbers are filled, the message ends in error.
                     if f.kind == FrameKind::Response {
                         super::response::read_denied(p, conn, f.qp, f.msn);
-                        f.kind = FrameKind::VoidResponse;
+                        f.become_void(FrameKind::VoidResponse);
                     } else {
-                        f.kind = FrameKind::VoidRequest;
+                        f.become_void(FrameKind::VoidRequest);
                     }
                     self.emit_frame(p, conn, burst, &mut f);
                 }
@@ -373,6 +374,8 @@ fn write_void<S: Sink>(p: &Parts<'_, S>, burst: &mut TxBurst, f: &TxFrame) {
         src_qpn: Qpn::new(p.config.slot, u32::from(f.qp)),
         life: f.life,
         attempt: f.attempt,
+        // Only VOIDs made to confirm carry bits here; those of lost data were cleared when they became VOIDs.
+        confirms: f.offset as u16,
     };
     Frame::Void(void).write(&mut burst.bytes);
 }

@@ -231,7 +231,7 @@ pub fn retransmit_header<S: Sink>(p: &mut Parts<'_, S>, f: &mut TxFrame) -> u32 
             let wqe = qp.filter(live).and_then(|q| q.tx.sq.get(f.msn));
             match wqe.filter(|w| w.attempt == f.attempt) {
                 Some(wqe) => return frame::request_header_bytes(wqe.wr.opcode) as u32,
-                None => f.kind = FrameKind::VoidRequest,
+                None => f.become_void(FrameKind::VoidRequest),
             }
         }
         FrameKind::Response => {
@@ -239,7 +239,7 @@ pub fn retransmit_header<S: Sink>(p: &mut Parts<'_, S>, f: &mut TxFrame) -> u32 
             if job.is_some() {
                 return frame::RESPONSE_BYTES as u32;
             }
-            f.kind = FrameKind::VoidResponse;
+            f.become_void(FrameKind::VoidResponse);
         }
         _ => {}
     }
@@ -270,17 +270,26 @@ fn peek_request<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn) -> Option<Next> 
     if !cpn_room(conn, REQUESTS) {
         return None;
     }
-    while let Some(&index) = conn.round.front() {
-        if let Some(qp) = p.qps.at(index) {
-            if qp.tx.conn == Some(conn.index)
-                && let Some(wqe) = sendable(p.now, qp, conn.message_window)
-            {
-                let (header, len) = segment(conn, wqe, qp.tx.cursor_offset);
-                let whole = wqe.wr.length <= conn.payload_max / 2 || wqe.wr.opcode.has_response();
-                let pinned = qp.init.qp_type == QpType::Uc && !conn.paths.is_empty();
-                let pin = if pinned { Some(pin_of(conn, index)) } else { None };
-                return Some(Next { item: Item::Request(index), header, len, whole, pin });
+    let mut waiting = 0;
+    while waiting < conn.round.len() {
+        let Some(&index) = conn.round.front() else { break };
+        let qp = p.qps.at(index).filter(|q| q.tx.conn == Some(conn.index));
+        if let Some(qp) = qp
+            && let Some(wqe) = sendable(p.now, qp, conn.message_window)
+        {
+            let pinned = qp.init.qp_type == QpType::Uc && !conn.paths.is_empty();
+            let pin = if pinned { Some(pin_of(conn, index)) } else { None };
+            if pin.is_some_and(|i| conn.paths[usize::from(i)].room() == 0) {
+                // Its path is full: others need not wait for that.
+                conn.round.rotate_left(1);
+                waiting += 1;
+                continue;
             }
+            let (header, len) = segment(conn, wqe, qp.tx.cursor_offset);
+            let whole = wqe.wr.length <= conn.payload_max / 2 || wqe.wr.opcode.has_response();
+            return Some(Next { item: Item::Request(index), header, len, whole, pin });
+        }
+        if let Some(qp) = p.qps.at(index) {
             qp.tx.in_round = false;
         }
         conn.round.pop_front();
@@ -351,7 +360,6 @@ fn fill_data<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, burst: &mut TxBurst
         conn.paths.iter_mut().for_each(|x| x.limited = false);
         return false;
     }
-    conn.singly = conn.singly.saturating_sub(1);
     let tx = &conn.paths[path];
     (burst.plane, burst.entropy, burst.dst) = (tx.plane, tx.entropy, tx.dst);
     burst.origin = Some((conn.index, path as u8));
@@ -377,6 +385,7 @@ fn fill_data<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, burst: &mut TxBurst
             break;
         }
     }
+    conn.singly = conn.singly.saturating_sub(1);
     if burst.packets.len() as u32 == budget {
         request_ack(burst);
     }

@@ -8,6 +8,7 @@ use crate::parts::Parts;
 use crate::qp::{Fatal, Qp, RxMsg};
 use crate::seq::{RangeState, later16, unwrap32};
 use crate::types::*;
+use crate::wire::frame::{CONFIRMS_FATAL, CONFIRMS_RETRY};
 use crate::wire::{Refuse, RefuseCode, Request, Void};
 
 /// What became of a request packet.
@@ -51,13 +52,13 @@ fn accept<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, f: &Request<'_>, mem: 
     }
     // 2. The queue pair exists, receives, and expects this peer.
     let Some(qp) = p.qps.get(f.dst_qpn).filter(|q| expects(q, conn, f)) else {
-        return not_ready(p, conn, f);
+        return not_ready(conn, f);
     };
     // 3. The stream is the one bound, or may be bound now.
     match bind(qp, conn, f) {
-        Binding::Bound => {}
-        Binding::History => return Outcome::Resolved,
-        Binding::Foreign => return not_ready(p, conn, f),
+        Binding::Bound => qp.rx.conn = Some(conn.index),
+        // Of a former stream: whoever still sends it must hear that nothing of it is taken any more.
+        Binding::Other => return not_ready(conn, f),
     }
     let unreliable = qp.init.qp_type == QpType::Uc;
     if qp.state == QpState::Rtr && !std::mem::replace(&mut qp.rx.established, true) {
@@ -71,7 +72,13 @@ fn accept<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, f: &Request<'_>, mem: 
     // 4. The message is not complete yet and within the window.
     let msn = unwrap32(f.msn, qp.rx.next_msn);
     if msn < qp.rx.next_msn {
+        if f.opcode.has_response() {
+            response::answer_again(conn, qp, msn);
+        }
         return Outcome::Resolved;
+    }
+    if f.opcode.has_response() && qp.rx.jobs.len() >= limits::JOBS_MAX {
+        return Outcome::NotReceived;
     }
     // 5. An error ends the stream at its message; later ones take no effect.
     if qp.rx.fatal.is_some_and(|fatal| msn >= fatal.msn) {
@@ -115,22 +122,25 @@ fn accept<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, f: &Request<'_>, mem: 
     Outcome::Resolved
 }
 
-/// The stream's refusal covers this packet. A packet of a later attempt confirms the refusal instead.
+/// A refusal of the stream covers this packet. A packet of a later attempt confirms refusals that may be tried again.
 fn refused(conn: &mut Conn, f: &Request<'_>) -> bool {
-    let ours =
-        |r: &PendingRefusal| r.refuse.qpn == f.src_qpn && r.refuse.life == f.life && r.local == f.dst_qpn;
-    let Some(at) = conn.refusals.iter().position(ours) else { return false };
-    let r = conn.refusals[at].refuse;
-    if later16(f.attempt, r.attempt) && !r.code.is_fatal() {
-        conn.refusals.swap_remove(at);
-        return false;
-    }
-    match r.code {
+    let mut covered = false;
+    conn.refusals.retain(|r| {
+        let ours = r.refuse.qpn == f.src_qpn && r.refuse.life == f.life && r.local == f.dst_qpn;
+        let confirmed = later16(f.attempt, r.refuse.attempt) && !r.refuse.code.is_fatal();
+        covered |= ours && !confirmed && covers(&r.refuse, f);
+        !(ours && confirmed)
+    });
+    covered
+}
+
+fn covers(refuse: &Refuse, f: &Request<'_>) -> bool {
+    match refuse.code {
         RefuseCode::Rnr => {
-            let past = f.recv_index.wrapping_sub(r.number) as i32;
+            let past = f.recv_index.wrapping_sub(refuse.number) as i32;
             past > 0 || past == 0 && f.opcode.consumes_recv()
         }
-        _ => (f.msn.wrapping_sub(r.number) as i32) >= 0,
+        _ => (f.msn.wrapping_sub(refuse.number) as i32) >= 0,
     }
 }
 
@@ -145,7 +155,13 @@ pub fn on_void(conn: &mut Conn, f: &Void) -> bool {
         RangeState::New | RangeState::Mixed => window.mark(cpn, u64::from(f.units)),
     }
     conn.refusals.retain(|r| {
-        r.refuse.qpn != f.src_qpn || r.refuse.life != f.life || !later16(f.attempt, r.refuse.attempt)
+        let ours = r.refuse.qpn == f.src_qpn && r.refuse.life == f.life;
+        let confirmed = if r.refuse.code.is_fatal() {
+            f.confirms & CONFIRMS_FATAL != 0
+        } else {
+            f.confirms & CONFIRMS_RETRY != 0 && later16(f.attempt, r.refuse.attempt)
+        };
+        !(ours && confirmed)
     });
     true
 }
@@ -159,10 +175,8 @@ fn expects(qp: &Qp, conn: &Conn, f: &Request<'_>) -> bool {
 
 enum Binding {
     Bound,
-    /// A stream that ended before: its packets are late.
-    History,
-    /// Another stream is bound.
-    Foreign,
+    /// Another stream is bound, or this one ended before.
+    Other,
 }
 
 /// Binds the stream to the QP on its first packet. Ids grow per peer endpoint, so an older one is history; a newer
@@ -173,19 +187,19 @@ fn bind(qp: &mut Qp, conn: &Conn, f: &Request<'_>) -> Binding {
         Some(life) if life == f.life && qp.rx.peer == conn.peer_incarnation => return Binding::Bound,
         Some(life) if qp.rx.peer == conn.peer_incarnation => {
             if newer(life, f.life) {
-                return Binding::History;
+                return Binding::Other;
             }
             if qp.rx.next_msn > 0 {
-                return Binding::Foreign;
+                return Binding::Other;
             }
             qp.rx.reset();
         }
-        Some(_) if qp.rx.next_msn > 0 => return Binding::Foreign,
+        Some(_) if qp.rx.next_msn > 0 => return Binding::Other,
         Some(_) => qp.rx.reset(),
         None => {}
     }
     if qp.rx.floor.is_some_and(|(peer, life)| peer == conn.peer_incarnation && !newer(f.life, life)) {
-        return Binding::History;
+        return Binding::Other;
     }
     qp.rx.life = Some(f.life);
     qp.rx.peer = conn.peer_incarnation;
@@ -227,6 +241,11 @@ fn receive_ready<S: Sink>(p: &mut Parts<'_, S>, index: u16, f: &Request<'_>) -> 
     // Messages behind a missing receive are refused with it, whatever they are: they follow it in order.
     let first_needed = if f.opcode.consumes_recv() { f.recv_index.wrapping_add(1) } else { f.recv_index };
     while (first_needed.wrapping_sub(qp.rq.limit()) as i32) > 0 {
+        // No honest stream is further ahead than its messages: a forged index must not empty the SRQ.
+        let ahead = first_needed.wrapping_sub(qp.rq.base());
+        if ahead > u32::from(limits::MESSAGE_WINDOW) {
+            return Err(Denied::NoReceive(qp.rq.limit()));
+        }
         let missing = qp.rq.limit();
         if !p.bind_receive(index) {
             return Err(Denied::NoReceive(missing));
@@ -267,13 +286,7 @@ pub fn key_good<S: Sink>(p: &mut Parts<'_, S>, index: u16, f: &Request<'_>) -> R
     good.then_some(()).ok_or(Denied::Fatal(RefuseCode::Access, None))
 }
 
-fn not_ready<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, f: &Request<'_>) -> Outcome {
-    // Nothing of an unbound stream was ever accepted: it is refused from its first message on. One that another
-    // stream has displaced, or whose QP left the receiving states, is refused from the oldest incomplete message.
-    let number = match p.qps.get(f.dst_qpn) {
-        Some(qp) if qp.rx.life == Some(f.life) => qp.rx.next_msn as u32,
-        _ => 0,
-    };
+fn not_ready(conn: &mut Conn, f: &Request<'_>) -> Outcome {
     refuse(
         conn,
         f.dst_qpn,
@@ -282,7 +295,7 @@ fn not_ready<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, f: &Request<'_>) ->
             attempt: f.attempt,
             qpn: f.src_qpn,
             life: f.life,
-            number,
+            number: f.msn,
             timer: 0,
         },
     )
@@ -312,13 +325,23 @@ fn no_receive<S: Sink>(
     )
 }
 
-/// Puts a refusal in force; it leaves with the acknowledgement of the packet that met it.
+/// Puts a refusal in force; it leaves with the acknowledgement of the packet that met it. A stream may have several:
+/// each covers what the others do not.
 pub fn refuse(conn: &mut Conn, local: Qpn, refuse: Refuse) -> Outcome {
-    if conn.refusal(local, refuse.qpn, refuse.life).is_none() {
-        if conn.refusals.len() >= limits::REFUSALS_MAX {
-            return Outcome::NotReceived;
+    let same = conn.refusals.iter().position(|r| {
+        r.local == local
+            && (r.refuse.code, r.refuse.attempt) == (refuse.code, refuse.attempt)
+            && (r.refuse.qpn, r.refuse.life) == (refuse.qpn, refuse.life)
+    });
+    match same {
+        Some(at) => {
+            let known = &mut conn.refusals[at].refuse;
+            if (refuse.number.wrapping_sub(known.number) as i32) < 0 {
+                *known = refuse;
+            }
         }
-        conn.refusals.push(PendingRefusal { refuse, local });
+        None if conn.refusals.len() >= limits::REFUSALS_MAX => return Outcome::NotReceived,
+        None => conn.refusals.push(PendingRefusal { refuse, local }),
     }
     conn.ack.now = true;
     Outcome::Resolved
@@ -337,12 +360,14 @@ pub fn refuse_fatal<S: Sink>(
     if qp.rx.fatal.is_some_and(|old| old.msn <= fatal.msn) {
         return true;
     }
-    let room = conn.refusals.len() < limits::REFUSALS_MAX || conn.refusal(local, src, life).is_some();
-    if !room {
+    let former = |r: &PendingRefusal| {
+        r.local == local && r.refuse.code.is_fatal() && r.refuse.qpn == src && r.refuse.life == life
+    };
+    if conn.refusals.len() >= limits::REFUSALS_MAX && !conn.refusals.iter().any(former) {
         return false;
     }
     qp.rx.fatal = Some(fatal);
-    conn.refusals.retain(|r| r.local != local || r.refuse.qpn != src || r.refuse.life != life);
+    conn.refusals.retain(|r| !former(r));
     let number = fatal.msn as u32;
     let refuse = Refuse { code: fatal.code, attempt, qpn: src, life, number, timer: 0 };
     conn.refusals.push(PendingRefusal { refuse, local });
@@ -389,7 +414,7 @@ fn place<S: Sink>(p: &mut Parts<'_, S>, index: u16, msn: u64, f: &Request<'_>, m
         _ => {}
     }
     if let Some(msg) = qp.rx.entry(msn) {
-        msg.received += len;
+        msg.received = msg.received.saturating_add(len);
     }
 }
 

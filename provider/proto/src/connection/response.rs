@@ -36,6 +36,7 @@ pub fn execute<S: Sink>(
         RespWork::Atomic(old.map_err(|_| access_error)?)
     };
     let job = RespJob {
+        conn: conn.index,
         msn,
         attempt: msg.attempt,
         work,
@@ -48,6 +49,18 @@ pub fn execute<S: Sink>(
     qp.rx.jobs.push_back(job);
     conn.enqueue_responder(qp);
     Ok(())
+}
+
+/// A request whose answer is still owed came again by another connection, because the former one is gone: the answer
+/// goes by the new one. It was executed once and is not again.
+pub fn answer_again(conn: &mut Conn, qp: &mut crate::qp::Qp, msn: u64) {
+    let Some(at) = qp.rx.jobs.iter().position(|j| j.msn == msn && !j.done && j.conn != conn.index) else {
+        return;
+    };
+    let job = &mut qp.rx.jobs[at];
+    (job.conn, job.sent, job.acked) = (conn.index, 0, 0);
+    qp.rx.cursor_job = qp.rx.cursor_job.min(qp.rx.base_job + at as u64);
+    conn.enqueue_responder(qp);
 }
 
 /// A Read's memory may not be read any more (deregistered under way): the stream ends at that message.
@@ -85,7 +98,7 @@ pub fn on_response<S: Sink>(
     let index = f.qpn.index() as u16;
     let msn = unwrap32(f.msn, qp.tx.sq.base_msn());
     let Some(wqe) = qp.tx.sq.get(msn).copied() else { return true };
-    if !wqe.wr.opcode.has_response() || wqe.attempt != f.attempt || wqe.wr.length != f.total || wqe.done {
+    if !wqe.wr.opcode.has_response() || wqe.wr.length != f.total || wqe.done {
         return true;
     }
     let pd = qp.init.pd;

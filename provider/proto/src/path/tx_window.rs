@@ -30,6 +30,13 @@ pub struct TxFrame {
     pub attempt: u16,
 }
 
+impl TxFrame {
+    /// Its data will never come: from now on it only fills its numbers (and confirms nothing).
+    pub fn become_void(&mut self, kind: FrameKind) {
+        (self.kind, self.offset, self.len) = (kind, 0, 0);
+    }
+}
+
 /// Kind of a frame in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FrameKind {

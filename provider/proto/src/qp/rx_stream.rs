@@ -91,6 +91,8 @@ pub struct Fatal {
 /// A response owed.
 #[derive(Debug, Clone, Copy)]
 pub struct RespJob {
+    /// Connection the request came by.
+    pub conn: u32,
     /// Message answered.
     pub msn: u64,
     /// Attempt answered.

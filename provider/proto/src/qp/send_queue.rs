@@ -166,6 +166,12 @@ impl TxStream {
     pub fn unsent(&self) -> bool {
         self.cursor_msn < self.sq.next_msn()
     }
+    /// A message ends in error once all before it are complete; the lowest one counts.
+    pub fn fail_at(&mut self, msn: u64, status: WcStatus) {
+        if self.error.is_none_or(|e| msn < e.0) {
+            self.error = Some((msn, status));
+        }
+    }
     /// Sends again from message `msn` on, in a new attempt.
     pub fn rewind(&mut self, msn: u64) {
         self.attempt = self.attempt.wrapping_add(1);

@@ -181,9 +181,16 @@ pub struct Void {
     pub src_qpn: Qpn,
     /// Stream.
     pub life: u32,
-    /// Refusals below this attempt are confirmed.
+    /// Refusals that may be tried again (RNR, NOT_READY) below this attempt are confirmed, if `CONFIRMS_RETRY`.
     pub attempt: u16,
+    /// `CONFIRMS_*` bits.
+    pub confirms: u16,
 }
+
+/// VOID bit: confirms refusals that may be tried again.
+pub const CONFIRMS_RETRY: u16 = 1;
+/// VOID bit: confirms the refusal that ends the stream.
+pub const CONFIRMS_FATAL: u16 = 2;
 
 /// Any frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -283,7 +290,8 @@ fn parse<'a>(kind: u8, r: &mut Reader<'a>) -> Option<Frame<'a>> {
                 cpn: r.u32()?,
                 src_qpn: qpn(r)?,
                 life: r.u32()?,
-                attempt: (r.u32()? >> 16) as u16,
+                attempt: r.u16()?,
+                confirms: r.u16()?,
             };
             (units > 0).then_some(Frame::Void(void))
         }
@@ -505,7 +513,7 @@ impl Frame<'_> {
             Frame::Void(v) => {
                 out.extend_from_slice(&[VOID, u8::from(v.response)]);
                 out.extend_from_slice(&v.units.to_be_bytes());
-                for word in [v.cpn, v.src_qpn.0, v.life, u32::from(v.attempt) << 16] {
+                for word in [v.cpn, v.src_qpn.0, v.life, u32::from(v.attempt) << 16 | u32::from(v.confirms)] {
                     out.extend_from_slice(&word.to_be_bytes());
                 }
             }

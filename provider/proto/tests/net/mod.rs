@@ -105,6 +105,10 @@ pub struct Net {
     pub planes: usize,
     /// Planes whose packets vanish.
     pub black_holes: Vec<usize>,
+    /// Another address that reaches a host.
+    pub alt: Option<(IpAddr, usize)>,
+    /// Gathering from this address faults.
+    pub fault_at: Option<u64>,
     /// Decides per packet (from, to, bytes) whether it is dropped, before the random faults.
     pub filter: Option<Filter>,
     queue: BTreeMap<(Nanos, u64), (usize, RxMeta, Vec<u8>)>,
@@ -152,6 +156,8 @@ impl Net {
             trace: std::env::var("METAROCE_TRACE").is_ok(),
             planes,
             black_holes: Vec::new(),
+            alt: None,
+            fault_at: None,
             filter: None,
             queue: BTreeMap::new(),
             serial: 0,
@@ -211,6 +217,12 @@ impl Net {
         if !self.hosts[from].alive {
             return;
         }
+        let faults = |p: &Piece| matches!(p, Piece::Memory { va, .. } if Some(*va) == self.fault_at);
+        if burst.pieces.iter().any(faults) {
+            let h = &mut self.hosts[from];
+            h.ep.fault(self.now, burst, &mut h.log);
+            return;
+        }
         let mut piece = 0;
         assert!(!burst.packets.is_empty());
         for (i, (end, len)) in burst.packets.iter().enumerate() {
@@ -242,6 +254,7 @@ impl Net {
         let to = (0..self.hosts.len())
             .filter(reached)
             .find(|h| BASE_PORT + self.hosts[*h].slot == burst.dst.port());
+        let to = to.or(self.alt.filter(|a| a.0 == burst.dst.ip()).map(|a| a.1));
         let Some(to) = to else { return };
         if self.black_holes.contains(&plane) {
             return;
