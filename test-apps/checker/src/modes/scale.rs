@@ -21,7 +21,7 @@ const MESSAGE: usize = 256;
 pub fn cases(options: &Options) -> Vec<Case> {
     let case = |count: &usize| {
         let count = *count;
-        Case::new(format!("{count}-qps"), limit(count), move |session| scale(session, count).map(|_| ()))
+        Case::new(format!("{count}-qps"), limit(count), move |session| scale(session, count, 1).map(|_| ()))
     };
     let mut cases: Vec<Case> = options.counts.iter().map(case).collect();
     if let (Some(most), true) = (options.counts.iter().copied().max(), options.metaroce.is_some()) {
@@ -35,12 +35,16 @@ fn limit(count: usize) -> u64 {
     60 + count as u64 / 50
 }
 
-fn scale(session: &mut Session, count: usize) -> Outcome<Option<u64>> {
+/// `qps` QPs, a Write and a Send on each of them `each` times, all posted at once. Returns the bytes of transport
+/// state afterwards, if they are known.
+fn scale(session: &mut Session, qps: usize, each: usize) -> Outcome<Option<u64>> {
+    let count = qps * each;
     let rss = resident_kib();
     let begin = Instant::now();
-    let caps = QpCaps { send_wr: 4, recv_wr: 4, send_sge: 1, recv_sge: 1, inline: 0 };
+    let depth = u32::try_from(each)?;
+    let caps = QpCaps { send_wr: 2 * depth, recv_wr: depth, send_sge: 1, recv_sge: 1, inline: 0 };
     let attr = Attr { max_rd_atomic: 1, max_dest_rd_atomic: 1, ..Attr::default() };
-    let mut end = End::new(session, &Setup { qps: count, caps, cqe: 2 * count, attr, ..Setup::default() })?;
+    let mut end = End::new(session, &Setup { qps, caps, cqe: 2 * count, attr, ..Setup::default() })?;
     let areas = [Buffer::new(count * MESSAGE)?, Buffer::new(count * MESSAGE)?, Buffer::new(count * MESSAGE)?];
     let [written, received, source] = &areas;
     let written = Mr::whole(&end.pd, written, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE)?;
@@ -50,9 +54,10 @@ fn scale(session: &mut Session, count: usize) -> Outcome<Option<u64>> {
     source.buffer().write(0, &mine);
     let remote: (u64, u32) = session.swap(&(written.address(), written.rkey()))?;
     for (i, qp) in end.qps.iter().enumerate() {
-        let attr = Attr { ..end.attr };
-        qp.to_init(&attr)?;
-        qp.post_recv(&[RecvWr { wr_id: i as u64, sges: vec![received.sge(i * MESSAGE, MESSAGE)] }])?;
+        qp.to_init(&end.attr)?;
+        for m in i * each..(i + 1) * each {
+            qp.post_recv(&[RecvWr { wr_id: m as u64, sges: vec![received.sge(m * MESSAGE, MESSAGE)] }])?;
+        }
     }
     end.exchange(session)?;
     for (i, qp) in end.qps.iter().enumerate() {
@@ -64,10 +69,12 @@ fn scale(session: &mut Session, count: usize) -> Outcome<Option<u64>> {
     let created = begin.elapsed();
     let begin = Instant::now();
     for (i, qp) in end.qps.iter().enumerate() {
-        let sge = source.sge(i * MESSAGE, MESSAGE);
-        let write = SendWr::new(i as u64, Opcode::Write).sges([sge]);
-        let write = write.remote(remote.0 + (i * MESSAGE) as u64, remote.1).unsignaled();
-        qp.post_send(&[write, SendWr::new(i as u64, Opcode::Send).sges([sge])])?;
+        for m in i * each..(i + 1) * each {
+            let sge = source.sge(m * MESSAGE, MESSAGE);
+            let write = SendWr::new(m as u64, Opcode::Write).sges([sge]);
+            let write = write.remote(remote.0 + (m * MESSAGE) as u64, remote.1).unsignaled();
+            qp.post_send(&[write, SendWr::new(m as u64, Opcode::Send).sges([sge])])?;
+        }
     }
     let sends = collect_good(&end.send_cq, count, session.stall() + created)?;
     let recvs = collect_good(&end.recv_cq, count, session.stall() + created)?;
@@ -76,7 +83,7 @@ fn scale(session: &mut Session, count: usize) -> Outcome<Option<u64>> {
     let mut ids: Vec<u64> = recvs.iter().map(|wc| wc.wr_id).collect();
     ids.sort_unstable();
     let each_once = ids.iter().enumerate().all(|(i, id)| *id == i as u64) && sends.len() == count;
-    session.check("each QP completed once", each_once, format!("{count} QPs"));
+    session.check("each message completed once", each_once, format!("{qps} QPs, {count} messages"));
     let want = pattern::bytes(session.seed_for(&[session.role.other().index() as u64]), count * MESSAGE);
     for (name, area) in [("written", &written), ("received", &received)] {
         let mut got = vec![0; count * MESSAGE];
@@ -96,21 +103,22 @@ fn scale(session: &mut Session, count: usize) -> Outcome<Option<u64>> {
         true,
         format!(
             "made and connected in {created:.2?}, traffic {moved:.2?}, resident +{grown} KiB ({:.1} KiB per QP){text}",
-            grown as f64 / count as f64
+            grown as f64 / qps as f64
         ),
     );
     session.barrier()?;
     Ok(bytes)
 }
 
-/// One QP first, then many more in the same two processes: they share one connection, so the transport does
-/// not grow.
+/// The same messages over one QP and then over many in the same two processes: the QPs share one connection, so the
+/// transport does not grow.
 fn growth(session: &mut Session, count: usize) -> Outcome {
-    let one = scale(session, 1)?;
-    let many = scale(session, count)?;
+    let one = scale(session, 1, count)?;
+    let many = scale(session, count, 1)?;
     if let (Some(one), Some(many)) = (one, many) {
-        let detail = format!("{one} bytes with 1 QP, {many} with {count}");
-        session.check("transport state does not grow with QPs", many <= one + one / 10, detail);
+        let detail = format!("{one} bytes after {count} messages over 1 QP, {many} over {count}");
+        // Windows are as large as the traffic needed them, which differs a little from run to run.
+        session.check("transport state does not grow with QPs", many <= 2 * one, detail);
     }
     Ok(())
 }
