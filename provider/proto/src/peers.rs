@@ -38,6 +38,13 @@ impl Endpoint {
         })
     }
 
+    /// The same, unless that connection is over.
+    fn resolve_living(&self, cid: u64) -> Option<u32> {
+        let index = self.resolve(cid)?;
+        let conn = self.conns[index as usize].as_ref()?;
+        (!matches!(conn.state, ConnState::Dead | ConnState::Alias(_))).then_some(index)
+    }
+
     /// Binds a QP to the connection to its peer, which is made if there is none.
     pub(crate) fn attach(&mut self, now: Nanos, qpn: Qpn, remote: IpAddr) -> Result<(), Refused> {
         let slot = self.qps.get(qpn).ok_or(Refused::NotFound)?.attrs.dest_qpn.slot();
@@ -110,7 +117,7 @@ impl Endpoint {
         let accepted = qp.tx.accepted;
         let state = self.conn_mut(index).map(|c| c.state);
         if let Some(ConnState::Alias(target)) = state
-            && let Some(target) = self.resolve(target)
+            && let Some(target) = self.resolve_living(target)
         {
             self.repoint(qpn, index, target);
             return true;
@@ -169,7 +176,7 @@ impl Endpoint {
             return;
         };
         let src = meta.src.ip();
-        let addressed = self.resolve(header.dcid);
+        let addressed = self.resolve_living(header.dcid);
         if header.dcid != 0 && addressed.is_none() {
             self.stats.rx_unknown += 1;
             return self.stray_reset(now, meta, header);
@@ -183,7 +190,7 @@ impl Endpoint {
         };
         if addressed.is_some() && hello.bound != header.dcid && hello.bound != 0 {
             // The peer is bound to another connection of ours: the two are one, if we still know that one.
-            match self.resolve(hello.bound).filter(|other| *other != index) {
+            match self.resolve_living(hello.bound).filter(|other| *other != index) {
                 Some(other) => self.merge(now, index, other, sink),
                 None => self.push_stray(PacketType::Reset, hello.bound, meta, header),
             }
