@@ -13,8 +13,11 @@ use crate::cq::Cq;
 use crate::mr::Mr;
 use crate::qp::Qp;
 
-/// How long each storm lasts.
-const STORM: Duration = Duration::from_millis(500);
+/// How long each storm lasts: half a second, or `METAROCE_TEST_STORM_MS` milliseconds.
+fn storm_time() -> Duration {
+    let set = std::env::var("METAROCE_TEST_STORM_MS").ok().and_then(|ms| ms.parse().ok());
+    Duration::from_millis(set.unwrap_or(500))
+}
 
 /// Writes one after another until told to stop; gives their number. Every one must succeed, exactly once.
 fn traffic(world: &World, two: &Two, stop: &AtomicBool) -> u64 {
@@ -49,7 +52,7 @@ fn objects_come_and_go_beside_traffic() {
                 scope.spawn(move || {
                     let begin = Instant::now();
                     let mut rounds = 0;
-                    while begin.elapsed() < STORM {
+                    while begin.elapsed() < storm_time() {
                         let srq = (storm == 1).then(|| world.srq(16));
                         if let Some(srq) = &srq {
                             srq_recv(srq, 1, world.sge(0, 64)).expect("receive");
@@ -90,7 +93,7 @@ fn memory_may_go_as_soon_as_it_is_deregistered() {
         let (world, two, stop) = (&world, &two, &stop);
         let running = scope.spawn(move || traffic(world, two, stop));
         let begin = Instant::now();
-        while begin.elapsed() < STORM {
+        while begin.elapsed() < storm_time() {
             // SAFETY: a fresh mapping, unmapped once below, and used by nobody but the device.
             let memory = unsafe {
                 let anonymous = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
@@ -101,7 +104,7 @@ fn memory_may_go_as_soon_as_it_is_deregistered() {
             let address = memory as u64;
             let mr = Mr::register(world.pd.get(), address, LENGTH as u64, address, access).expect("MR");
             let mr = Published::new(mr);
-            let victim = world.connected(IBV_QPT_RC, Link { timeout: 1, retry_cnt: 0, ..Link::default() });
+            let victim = world.connected(IBV_QPT_RC, Link::default());
             let write = at(request(1, IBV_WR_RDMA_WRITE), address, key(&mr));
             (0..16).for_each(|_| {
                 send(&victim.a, write, world.sge(0, LENGTH as u32 / 4)).expect("post");
