@@ -130,6 +130,8 @@ pub(super) struct Conn {
     last_packet: Vec<u8>,
     timer: Option<u64>,
     retry_us: u64,
+    /// Until when the absence of a listener is not final.
+    grace_until: u64,
     /// When to give up on an answer.
     give_up: u64,
     /// When to stop waiting for the peer's application.
@@ -275,6 +277,7 @@ impl Machine {
             last_packet: Vec::new(),
             timer: None,
             retry_us: 0,
+            grace_until: now + timer::GRACE_US,
             give_up: 0,
             decide_by: 0,
             withdrawn: None,

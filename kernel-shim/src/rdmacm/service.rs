@@ -98,7 +98,7 @@ impl Service {
         let device = device::current().ok_or(libc::ENODEV)?;
         let faults = device.config.impairment;
         let impairment = Impairment {
-            loss: faults.loss,
+            loss: device.config.cm_loss,
             dup: faults.dup,
             random: faults.seed ^ u64::from(std::process::id()),
         };

@@ -211,7 +211,9 @@ pub(super) fn source_for(to: SocketAddr) -> io::Result<SocketAddr> {
     let fd = check(unsafe { libc::socket(family, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) })?;
     // SAFETY: the descriptor is new and nobody else's.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    let to = SocketAddr::new(to.ip(), 9);
+    // Any port does, and the scope of a link-local address stays.
+    let mut to = to;
+    to.set_port(9);
     let (storage, length) = to_storage(to);
     // SAFETY: `storage` is valid for `length`; connecting a datagram socket sends nothing.
     check(unsafe { libc::connect(fd.as_raw_fd(), (&raw const storage).cast(), length) })?;

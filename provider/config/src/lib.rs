@@ -61,6 +61,8 @@ pub struct DeviceConfig {
     pub gso: bool,
     /// Faults to inject at the engine's edge.
     pub impairment: Impairment,
+    /// Fraction of connection management packets to drop, 0.0..=1.0.
+    pub cm_loss: f64,
     /// What to log: a level (`warn`) or an env_logger filter (`metaroce_engine=debug`).
     pub log: String,
 }

@@ -76,6 +76,7 @@ pub fn resolve(
         rcvbuf_bytes: values.rcvbuf,
         gso: values.gso,
         impairment: values.impairment,
+        cm_loss: values.cm_loss.unwrap_or(values.impairment.loss),
         log: values.log,
     })
 }

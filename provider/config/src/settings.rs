@@ -30,8 +30,8 @@ impl Setting {
 #[must_use]
 pub fn settings() -> &'static [Setting] {
     const ALL: &[Setting] = &[
-        CONFIG, PLANES, BASE_PORT, PATHS, SEGMENT, BURST, RCVBUF, GSO, LOSS, REORDER, DUP, DELAY_US, SEED,
-        LOG,
+        CONFIG, PLANES, BASE_PORT, PATHS, SEGMENT, BURST, RCVBUF, GSO, LOSS, CM_LOSS, REORDER, DUP, DELAY_US,
+        SEED, LOG,
     ];
     ALL
 }
@@ -55,6 +55,7 @@ pub(crate) struct Values {
     pub rcvbuf: u32,
     pub gso: bool,
     pub impairment: Impairment,
+    pub cm_loss: Option<f64>,
     pub log: String,
 }
 
@@ -70,6 +71,7 @@ impl Default for Values {
             rcvbuf: 0,
             gso: false,
             impairment: Impairment::default(),
+            cm_loss: None,
             log: String::new(),
         };
         for setting in settings().iter().filter(|s| !s.default.is_empty()) {
@@ -105,6 +107,7 @@ impl Values {
             "METAROCE_RCVBUF" => self.rcvbuf = number32(16384, 1 << 30)?,
             "METAROCE_GSO" => self.gso = switch(text).ok_or_else(bad)?,
             "METAROCE_LOSS" => self.impairment.loss = fraction()?,
+            "METAROCE_CM_LOSS" => self.cm_loss = Some(fraction()?),
             "METAROCE_REORDER" => self.impairment.reorder = fraction()?,
             "METAROCE_DUP" => self.impairment.dup = fraction()?,
             "METAROCE_DELAY_US" => self.impairment.delay_us = number32(0, 10_000_000)?,
@@ -180,6 +183,12 @@ const LOSS: Setting = Setting {
     default: "0",
     range: "a fraction from 0.0 to 1.0 (0.01 is 1 %)",
     help: "Fraction of packets to drop, after segmentation, acknowledgements included.",
+};
+const CM_LOSS: Setting = Setting {
+    name: "METAROCE_CM_LOSS",
+    default: "",
+    range: "a fraction from 0.0 to 1.0 (0.01 is 1 %)",
+    help: "Fraction of connection management packets to drop; METAROCE_LOSS when unset.",
 };
 const REORDER: Setting = Setting {
     name: "METAROCE_REORDER",

@@ -119,6 +119,7 @@ impl Machine {
             last_packet: Vec::new(),
             timer: None,
             retry_us: 0,
+            grace_until: 0,
             give_up: 0,
             decide_by: 0,
             withdrawn: None,
@@ -194,8 +195,11 @@ impl Machine {
 
     fn on_rej(&mut self, now: u64, key: Key, reason: u16, data: &[u8]) {
         let Some(conn) = self.conns.get(&key) else { return };
-        match conn.state {
-            State::ReqSent if conn.is_datagram => {
+        let (state, is_datagram) = (conn.state, conn.is_datagram);
+        let nobody = if is_datagram { reason::SIDR_UNSUPPORTED } else { reason::INVALID_SERVICE_ID };
+        match state {
+            State::ReqSent if reason == nobody && !self.is_refused_for_good(now, key) => {}
+            State::ReqSent if is_datagram => {
                 self.fail(key, Event::Unreachable { status: reason.into() });
             }
             State::ReqSent | State::ReqRcvd | State::RepSent | State::RepRcvd => {
@@ -297,9 +301,10 @@ impl Machine {
             return;
         }
         let Some(key) = self.find(header.src) else { return };
-        let conn = &self.conns[&key];
-        match conn.state {
-            State::ReqSent if refused && conn.is_datagram => {
+        let (state, is_datagram) = (self.conns[&key].state, self.conns[&key].is_datagram);
+        match state {
+            State::ReqSent if refused && !self.is_refused_for_good(now, key) => {}
+            State::ReqSent if refused && is_datagram => {
                 self.fail(key, Event::Unreachable { status: reason::SIDR_UNSUPPORTED.into() });
             }
             State::ReqSent if refused => {

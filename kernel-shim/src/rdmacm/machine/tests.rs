@@ -296,6 +296,11 @@ fn refusal_by_the_network__counts_only_with_our_own_names() {
     let to = address(2, PORT);
     world.machines[0].on_undeliverable(world.now, to, &forged, libc::ECONNREFUSED);
     assert_eq!(world.state(0, active), Some(State::ReqSent));
+    // Not final at once: the listener may be about to come.
+    world.machines[0].on_undeliverable(world.now, to, &packet, libc::ECONNREFUSED);
+    world.collect();
+    assert!(of(&world, 0, 7).is_empty());
+    world.run_for(1);
     world.machines[0].on_undeliverable(world.now, to, &packet, libc::ECONNREFUSED);
     world.collect();
     assert_eq!(of(&world, 0, 7), [Event::Rejected { reason: 8, data: Vec::new() }]);

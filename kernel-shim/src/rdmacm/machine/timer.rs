@@ -14,6 +14,10 @@ const RETRY_MAX_US: u64 = 800_000;
 pub(super) const RETRY_DEFERRED_US: u64 = 1_000_000;
 /// Silence after which a peer is unreachable: ten transmissions, so 20 % loss each way still gets through.
 pub(super) const PATIENCE_US: u64 = 6_000_000;
+/// A request that finds no listener is sent again for this long. A server between two listeners, or one that was
+/// started together with its client, is a matter of scheduling here, which it is not with hardware.
+pub(super) const GRACE_US: u64 = 400_000;
+pub(super) const RETRY_REFUSED_US: u64 = 40_000;
 /// What a peer's application gets to decide in, as the kernel's MRA gives about a minute.
 pub(super) const DECISION_US: u64 = 60_000_000;
 /// After the end of a connection, for late duplicates.
@@ -97,6 +101,17 @@ impl Machine {
             State::Linger => self.retire(key),
             State::ReqRcvd | State::RepRcvd | State::Established | State::Closed => {}
         }
+    }
+
+    /// A request found no listener: true when that is final, else it is sent again shortly.
+    pub(super) fn is_refused_for_good(&mut self, now: u64, key: Key) -> bool {
+        let Some(conn) = self.conns.get_mut(&key) else { return true };
+        if now >= conn.grace_until {
+            return true;
+        }
+        conn.retry_us = RETRY_REFUSED_US;
+        self.set_timer(key, Some(now + RETRY_REFUSED_US));
+        false
     }
 
     /// Closes a connection whose packets are all gone.

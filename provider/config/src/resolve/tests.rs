@@ -125,6 +125,7 @@ fn env__sets_every_value_and_empty_is_unset() {
         rcvbuf_bytes: 212_992,
         gso: false,
         impairment: crate::Impairment { loss: 0.01, reorder: 0.02, dup: 0.03, delay_us: 50, seed: u64::MAX },
+        cm_loss: 0.01,
         log: "debug".into(),
     };
     assert_eq!(config, expected);

@@ -34,6 +34,7 @@ pub fn config(base_port: u16, impairment: Impairment) -> DeviceConfig {
         rcvbuf_bytes: 4 << 20,
         gso: true,
         impairment,
+        cm_loss: 0.0,
         log: "warn".into(),
     }
 }
