@@ -26,7 +26,12 @@ pub fn build_packet<S: Sink>(
     let mut head = header(p, conn, PacketType::Data);
     (head.psn, head.path, head.generation) = (psn, path as u8, generation);
     head.write(&mut burst.bytes);
-    let owed = conn.refusals.is_empty() && (conn.ack.now || conn.ack.deadline.is_some());
+    if matches!(first.item, Item::Again(_)) {
+        // What the lost packet told is as lost as its data.
+        conn.rx_paths.iter_mut().for_each(|rx| rx.untold = rx.untold.max(1));
+    }
+    let again = conn.rx_paths.iter().any(|rx| rx.untold > 0);
+    let owed = conn.refusals.is_empty() && (conn.ack.now || conn.ack.deadline.is_some() || again);
     // Small messages leave room for the acknowledgements that ride along, or they would never leave.
     let whole_limit = limit.saturating_sub(if owed { acks_bytes(conn) as u32 } else { 0 });
     let mut b = Builder { start: start as u32, size: HEADER_BYTES as u32, frames: 0, retransmit: false };

@@ -7,7 +7,7 @@ use super::{Conn, ConnState, REQUESTS, RESPONSES, Retransmit};
 use crate::burst::{Piece, TxBurst};
 use crate::config::limits;
 use crate::parts::Parts;
-use crate::path::{FrameKind, TxFrame, select};
+use crate::path::{FrameKind, PathRx, TxFrame, select};
 use crate::qp::{Qp, Wqe};
 use crate::seq::RangeState;
 use crate::types::*;
@@ -160,7 +160,8 @@ fn fill_control<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, burst: &mut TxBu
 /// Bytes `write_acks` may need now.
 pub fn acks_bytes(conn: &Conn) -> usize {
     conn.refusals.len() * frame::REFUSE_BYTES
-        + conn.rx_paths.iter().filter(|r| r.untold).count().min(limits::ACKS_PER_PACKET) * frame::ACK_BYTES
+        + conn.rx_paths.iter().filter(|r| r.untold > 0).count().min(limits::ACKS_PER_PACKET)
+            * frame::ACK_BYTES
         + conn.credits.len().min(limits::CREDITS_PER_ACK) * frame::CREDIT_BYTES
         + frame::HINT_BYTES
 }
@@ -172,11 +173,11 @@ pub fn write_acks<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, out: &mut Vec<
     }
     let mut told = 0;
     for (i, rx) in conn.rx_paths.iter_mut().enumerate() {
-        if rx.untold && told < limits::ACKS_PER_PACKET {
+        if rx.untold > 0 && told < limits::ACKS_PER_PACKET {
             if let Some(ack) = rx.ack(p.now, i as u8) {
                 Frame::Ack(ack).write(out);
             }
-            rx.untold = false;
+            rx.untold -= 1;
             told += 1;
         }
     }
@@ -189,7 +190,7 @@ pub fn write_acks<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, out: &mut Vec<
         Frame::Credit { qpn: qp.attrs.dest_qpn, life, limit: qp.rx.told_limit }.write(out);
     }
     Frame::Hint { epoch: 0, rate: 0xffff, budget: p.budget_share() }.write(out);
-    let left = conn.rx_paths.iter().any(|r| r.untold) || !conn.credits.is_empty();
+    let left = conn.rx_paths.iter().any(PathRx::is_fresh) || !conn.credits.is_empty();
     conn.ack.packets = 0;
     conn.ack.now = left;
     conn.ack.deadline = None;

@@ -1,5 +1,6 @@
 //! What was received on one of the peer's paths.
 
+use crate::config::limits;
 use crate::seq::{ORIGIN, unwrap32};
 use crate::types::Nanos;
 use crate::wire::Ack;
@@ -29,8 +30,9 @@ pub struct PathRx {
     sack: [u64; 4],
     ce: u32,
     highest_at: Nanos,
-    /// Something arrived that no ACK has told yet.
-    pub untold: bool,
+    /// ACKs that are still to tell of the last arrival: one is owed, one more rides on the next packet with room, so that
+    /// what answers a message does not arrive without the message's acknowledgement when the first is lost.
+    pub untold: u8,
 }
 
 impl PathRx {
@@ -74,7 +76,11 @@ impl PathRx {
             }
         }
         self.ce = self.ce.wrapping_add(u32::from(ce));
-        self.untold = true;
+        self.untold = limits::ACK_TOLD;
+    }
+    /// Something arrived that no ACK has told.
+    pub fn is_fresh(&self) -> bool {
+        self.untold == limits::ACK_TOLD
     }
     /// The ACK frame for this path, if anything was received.
     pub fn ack(&self, now: Nanos, path: u8) -> Option<Ack> {
