@@ -138,6 +138,36 @@ fn probe__every_hook_as_a_c_program_calls_it() {
     assert!(output.status.success(), "{}: {}", output.status, text(&output.stderr));
 }
 
+/// Runs two processes that connect by the device's commands alone.
+fn connect(name: &str, address: &str, cm_loss: &str) {
+    let scratch = Scratch::new(&format!("cm-{name}-{}", address.len()));
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cm.c");
+    let program = scratch.0.join("cm");
+    let built = Command::new("cc").args(["-O2", "-Wall", "-o"]).arg(&program).arg(source).output();
+    let built = built.expect("a C compiler links Rust programs, so there is one");
+    assert!(built.status.success(), "{}", text(&built.stderr));
+    let mut command = scratch.command(program.to_str().unwrap());
+    let output = command.args([name, address]).env("METAROCE_CM_LOSS", cm_loss).output().unwrap();
+    assert!(output.status.success(), "{name} {address}: {}: {}", output.status, text(&output.stderr));
+}
+
+#[test]
+fn connection__is_made_used_and_ended() {
+    connect("talk", "127.0.0.1", "0");
+    connect("talk", "127.0.0.2", "0.05");
+    connect("reject", "127.0.0.1", "0");
+    connect("nobody", "127.0.0.1", "0");
+    if std::net::UdpSocket::bind("[::1]:0").is_ok() {
+        connect("talk", "::1", "0.05");
+        connect("nobody", "::1", "0");
+    }
+}
+
+#[test]
+fn killed_peer__is_noticed() {
+    connect("killed", "127.0.0.1", "0");
+}
+
 #[test]
 fn python__sees_what_programs_in_c_see() {
     if !can("python3", Command::new("python3").arg("--version")) {
