@@ -86,6 +86,11 @@ pub mod limits {
     pub const PTO_MAX_NS: Nanos = 200_000_000;
     /// Doublings of the probe timeout: few, because the patience of a QP must hold many probes.
     pub const PTO_BACKOFF_MAX: u32 = 2;
+    /// Probes without an answer, while siblings make progress, after which a path is left. Two are lost together once in
+    /// a hundred where packets and acknowledgements are lost one in ten.
+    pub const PROBES_UNANSWERED: u32 = 3;
+    /// Times an acknowledgement is told: the loss of one must not stall a path whose window is full.
+    pub const ACK_TOLD: u8 = 2;
     /// Probes without an answer after which it is looked whether anybody still wants the peer.
     pub const PTO_HOPELESS: u32 = 6;
     /// Reorder tolerance ceiling: above it a gap is a loss whatever the path did before.

@@ -208,12 +208,14 @@ impl Endpoint {
         let mut p = parts!(self, now, sink);
         let Some(qp) = p.qps.at(index) else { return self.put(conn) };
         let not_ready = qp.tx.not_ready_tries > 0;
-        // While data waits for a window nobody is to blame: the clock runs from the first sending.
+        // While data waits for a window its clock runs from the peer's last life sign: behind a dead peer all end together.
         if conn.usable() && !qp.tx.outstanding_sent() && !not_ready {
-            qp.tx.stalled_since = now;
+            qp.tx.stalled_since = qp.tx.stalled_since.max(conn.last_heard);
         }
         let heard = if not_ready { 0 } else { conn.last_progress };
-        let since = qp.tx.stalled_since.max(heard);
+        // Time in which this process did not run is nobody's silence: a timer that comes late moves the origin.
+        let since = (qp.tx.stalled_since.max(heard) + (now - at)).min(now);
+        qp.tx.stalled_since = since;
         let waiting_reads = qp.tx.outstanding_reads > 0;
         // A peer that shows life may take its time with an answer, but not for ever.
         let alive = waiting_reads && qp.patience_ns().is_some_and(|p| conn.last_heard + p / 2 > now);
@@ -238,8 +240,43 @@ impl Endpoint {
     }
 
     /// When `on_timeout` wants to be called next.
-    pub fn next_timeout(&self) -> Option<Nanos> {
+    pub fn next_timeout(&mut self) -> Option<Nanos> {
+        if self.in_flight_bytes == 0 {
+            self.drop_stale_timers();
+        }
         self.timers.next()
+    }
+    /// Deadlines stay in the heap when what they were for is done. Nothing is in flight: find out which of the nearest
+    /// ones still mean something, so that an idle endpoint sleeps for good.
+    fn drop_stale_timers(&mut self) {
+        while let Some((at, timer)) = self.timers.peek() {
+            match timer {
+                Timer::Conn(index) => {
+                    let Some(conn) = self.conn_mut(index).filter(|c| c.timer_at == at) else {
+                        self.timers.pop_due(at);
+                        continue;
+                    };
+                    let due = conn.deadline();
+                    if due <= at {
+                        return;
+                    }
+                    conn.timer_at = due;
+                    self.timers.pop_due(at);
+                    if due != Nanos::MAX {
+                        self.timers.push(due, timer);
+                    }
+                }
+                Timer::Qp(index) => {
+                    let wanted = self.qps.at(index).is_some_and(|q| q.tx.outstanding());
+                    match self.qps.armed(index) {
+                        Some(armed) if *armed == at && wanted => return,
+                        Some(armed) if *armed == at => *armed = Nanos::MAX,
+                        _ => {}
+                    }
+                    self.timers.pop_due(at);
+                }
+            }
+        }
     }
 
     /// Fills `burst` with packets for one path; `false` if there is nothing to send now. Local errors found while
@@ -420,7 +457,7 @@ impl Endpoint {
     pub(crate) fn flush_acks_of(&mut self, now: Nanos, index: u32) {
         let Some(conn) = self.conn_mut(index) else { return };
         let owes = conn.ack.deadline.is_some()
-            || conn.rx_paths.iter().any(|r| r.untold)
+            || conn.rx_paths.iter().any(|r| r.untold > 0)
             || !conn.refusals.is_empty();
         if owes {
             conn.ack.now = true;

@@ -30,7 +30,7 @@ pub fn take_packet<S: Sink>(
         Some(None) => return false,
         None if data => return false,
         Some(Some(Arrival::Duplicate)) => {
-            conn.rx_paths[path].untold = true;
+            conn.rx_paths[path].untold = limits::ACK_TOLD;
             conn.ack.now = true;
             return false;
         }

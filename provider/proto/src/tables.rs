@@ -141,6 +141,10 @@ impl Timers {
     pub fn next(&self) -> Option<Nanos> {
         self.heap.peek().map(|Reverse((at, _))| *at)
     }
+    /// The earliest deadline and whose it is.
+    pub fn peek(&self) -> Option<(Nanos, Timer)> {
+        self.heap.peek().map(|Reverse(x)| *x)
+    }
     /// Takes the earliest one that is due.
     pub fn pop_due(&mut self, now: Nanos) -> Option<(Nanos, Timer)> {
         if self.next()? > now {

@@ -149,7 +149,7 @@ pub fn on_silence<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn) {
         };
         path.pto_count += 1;
         path.last_probe = p.now;
-        if path.pto_count >= 2 && conn.last_progress > sent {
+        if path.pto_count >= limits::PROBES_UNANSWERED && conn.last_progress > sent {
             let plane = path.plane;
             leave_path(p, conn, index);
             leave_plane_if_down(p, conn, plane);
@@ -164,11 +164,11 @@ pub fn on_silence<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn) {
     p.activate(conn);
 }
 
-/// A path has answered: siblings that left two probes unanswered are in trouble of their own.
+/// A path has answered: siblings that left several probes unanswered are in trouble of their own.
 fn leave_silent_siblings<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, answered: usize) {
     for index in 0..conn.paths.len() {
         let path = &conn.paths[index];
-        if index != answered && path.pto_count >= 2 && path.health.is_active() {
+        if index != answered && path.pto_count >= limits::PROBES_UNANSWERED && path.health.is_active() {
             let plane = path.plane;
             leave_path(p, conn, index);
             leave_plane_if_down(p, conn, plane);

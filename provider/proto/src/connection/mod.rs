@@ -258,7 +258,7 @@ impl Conn {
     }
     /// Acknowledgements written into a packet that did not leave are owed again; also used for the last word.
     pub fn untell_acks(&mut self) {
-        self.rx_paths.iter_mut().for_each(|r| r.untold = true);
+        self.rx_paths.iter_mut().for_each(|r| r.untold = limits::ACK_TOLD);
         self.ack.now = true;
     }
     /// The earliest time something of this connection is due.
@@ -288,7 +288,7 @@ impl Conn {
         self.expires = Nanos::MAX;
         self.close_at = Nanos::MAX;
     }
-    /// Bytes of transport state, without what QPs hold.
+    /// Bytes of transport state, without what QPs hold (their places in the rounds, two bytes each, included).
     pub fn bytes(&self) -> usize {
         size_of::<Conn>()
             + self.paths.iter().map(|p| size_of::<PathTx>() + p.heap_bytes()).sum::<usize>()
@@ -296,6 +296,5 @@ impl Conn {
             + self.tx_windows.iter().chain(&self.rx_windows).map(Window::heap_bytes).sum::<usize>()
             + self.retransmits.capacity() * size_of::<Retransmit>()
             + self.refusals.capacity() * size_of::<PendingRefusal>()
-            + (self.round.capacity() + self.responders.capacity() + self.credits.capacity()) * 2
     }
 }

@@ -63,6 +63,9 @@ pub enum PktState {
     Lost,
 }
 
+/// Frames an idle path keeps room for: one per packet of a full span, twice.
+const FRAMES_KEPT: usize = 512;
+
 /// One packet in the ring.
 #[derive(Debug, Clone, Copy)]
 pub struct Pkt {
@@ -220,6 +223,10 @@ impl PathTx {
             self.base_frame += frames as u64;
             self.pkts.pop_front();
             self.base_psn += 1;
+        }
+        // A burst of many small messages leaves no lasting trace; what bulk traffic needs is kept.
+        if self.frames.capacity() > FRAMES_KEPT {
+            self.frames.shrink_to(FRAMES_KEPT);
         }
     }
     /// Everything in flight is given up here: out of flight, bytes returned, frames to `lost` in order.

@@ -296,7 +296,7 @@ impl Net {
     pub fn step(&mut self, until: Nanos) -> bool {
         self.flush();
         let arrival = self.queue.keys().next().map(|k| k.0);
-        let deadline = self.hosts.iter().filter(|h| h.alive).filter_map(|h| h.ep.next_timeout()).min();
+        let deadline = self.hosts.iter_mut().filter(|h| h.alive).filter_map(|h| h.ep.next_timeout()).min();
         let Some(at) = [arrival, deadline].into_iter().flatten().min().filter(|at| *at <= until) else {
             self.now = self.now.max(until);
             return false;
