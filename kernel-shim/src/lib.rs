@@ -1,7 +1,7 @@
 //! LD_PRELOAD shim that answers for the RDMA kernel interfaces, so that unmodified programs find `metaroce0`.
 //!
-//! `hooks` holds the libc symbols and nothing else; `ops` decides where a path leads; `sysfs`, `netlink` and
-//! `uverbs` are the three kernel interfaces; `device` is what they all describe and `store` keeps the tree of
+//! `hooks` holds the libc symbols and nothing else; `ops` decides where a path leads; `sysfs`, `netlink`, `uverbs`
+//! and `rdmacm` are the four kernel interfaces; `device` is what they all describe and `store` keeps the tree of
 //! files they show. The shim knows neither libibverbs nor the provider: it meets them at the kernel ABI alone.
 //!
 //! It keeps no table of descriptors. What a call means is read from the call itself (a request number, a path) or from

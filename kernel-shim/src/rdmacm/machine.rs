@@ -44,6 +44,9 @@ pub(super) mod reason {
 /// Connections that a process can have at once, lingering ones included; requests beyond it are dropped.
 pub(super) const CONNECTIONS_MAX: usize = 1 << 17;
 
+/// How often a process that ends says so; one of the packets will arrive.
+const FAREWELLS: u32 = 3;
+
 /// Names a connection within its machine.
 pub(super) type Key = u32;
 
@@ -332,6 +335,10 @@ impl Machine {
             State::ReqRcvd | State::RepRcvd => {
                 let reason = if conn.is_datagram { reason::SIDR_REJECT } else { reason };
                 self.send_and_linger(now, key, &Message::Rej { reason, data });
+                // Who refuses may end the moment after, and nobody else knows why it did.
+                for _ in 1..FAREWELLS {
+                    self.send_again(key);
+                }
                 Ok(())
             }
             State::Closed if conn.withdrawn.is_some() => Ok(()),
@@ -378,17 +385,21 @@ impl Machine {
         }
     }
 
-    /// Tells every peer, once, that its connection has ended: this process is about to go.
+    /// Tells every peer that its connection has ended: this process is about to go, and will not hear an answer.
     pub(super) fn farewell(&mut self) {
         let keys: Vec<Key> = self.conns.keys().copied().collect();
-        for key in keys {
-            match self.conns[&key].state {
-                State::Established | State::DreqSent => self.send(key, &Message::Dreq),
-                State::ReqSent => self.send(key, &Message::Rej { reason: reason::TIMEOUT, data: &[] }),
-                State::ReqRcvd | State::RepSent | State::RepRcvd => {
-                    self.send(key, &Message::Rej { reason: reason::CONSUMER_DEFINED, data: &[] });
+        for _ in 0..FAREWELLS {
+            for &key in &keys {
+                match self.conns[&key].state {
+                    State::Established | State::DreqSent => self.send(key, &Message::Dreq),
+                    State::ReqSent => self.send(key, &Message::Rej { reason: reason::TIMEOUT, data: &[] }),
+                    State::ReqRcvd | State::RepSent | State::RepRcvd => {
+                        self.send(key, &Message::Rej { reason: reason::CONSUMER_DEFINED, data: &[] });
+                    }
+                    // The peer may not have it yet, and would find nobody to ask again.
+                    State::Linger => self.send_again(key),
+                    State::TimeWait | State::Closed => {}
                 }
-                State::TimeWait | State::Linger | State::Closed => {}
             }
         }
     }

@@ -227,6 +227,32 @@ fn reject__carries_reason_and_data_although_the_id_is_destroyed_at_once() {
 }
 
 #[test]
+fn farewell__tells_every_peer_what_it_waits_for() {
+    let mut told = 0;
+    for seed in 0..100 {
+        let mut world = World::new(seed, 20);
+        world.machines[1].listen(LISTENER, 0x106, PORT, 8);
+        world.connect(7, false);
+        while world.requests.is_empty() {
+            world.run_for(1);
+        }
+        let passive = world.requests[0];
+        world.machines[1].reject(world.now, passive, 28, b"no").unwrap();
+        world.machines[1].farewell();
+        world.collect();
+        world.machines[1] = Machine::new(seed + 1000);
+        world.run_for(20);
+        let events = of(&world, 0, 7);
+        told += u32::from(events == [Event::Rejected { reason: 28, data: b"no".to_vec() }]);
+        assert!(
+            matches!(events[..], [Event::Rejected { .. } | Event::Unreachable { .. }]),
+            "{seed}: {events:?}"
+        );
+    }
+    assert!(told > 95, "{told}");
+}
+
+#[test]
 fn undecided_application__keeps_the_peer_waiting_but_not_for_ever() {
     let mut world = World::new(3, 0);
     world.machines[1].listen(LISTENER, 0x106, PORT, 8);
