@@ -528,3 +528,43 @@ fn frozen__a_process_that_did_not_run_blames_nobody() {
         net.run(MS);
     }
 }
+
+/// Deep queues of atomics, a hundred requests per completion, as perftest posts them: every one is executed once and
+/// every completion comes.
+#[test]
+fn atomics__deep_queues_under_loss() {
+    for seed in 1..40 {
+        let mut net = Net::new(2, seed);
+        net.faults.loss = 0.01;
+        let pairs: Vec<(Qpn, Qpn)> = (0..4).map(|_| net.pair(0, 1)).collect();
+        let (la, rb) = (net.mr(0, 0, 4096), net.mr(1, 0, 4096));
+        let (total, depth) = (600u64, 128u64);
+        let mut posted = [0u64; 4];
+        let mut done = [0u64; 4];
+        let mut seen = 0;
+        net.run_until(30 * SECOND, &format!("seed {seed}"), |n| {
+            for (_, c) in &n.hosts[0].log.completions[seen..] {
+                assert_eq!(c.status, WcStatus::Success);
+                done[c.wr_id as usize] += u64::from(c.sq_release);
+            }
+            seen = n.hosts[0].log.completions.len();
+            for (q, (qa, _)) in pairs.iter().enumerate() {
+                while posted[q] < total && posted[q] - done[q] < depth {
+                    posted[q] += 1;
+                    let mut w = SendWqe {
+                        remote_addr: MEM_BASE,
+                        rkey: rb,
+                        compare_add: 1,
+                        ..wr(q as u64, Opcode::FetchAdd, 8, 1)
+                    };
+                    let signaled = posted[q].is_multiple_of(100) || posted[q] == total;
+                    w.flags = if signaled { send_flags::SIGNALED } else { 0 };
+                    n.send(0, *qa, w, &[sge(8 * q as u64, 8, la)]);
+                }
+            }
+            done == [total; 4]
+        });
+        let sum = u64::from_ne_bytes(net.hosts[1].mem.0[..8].try_into().unwrap());
+        assert_eq!(sum, 4 * total, "seed {seed}");
+    }
+}
