@@ -34,13 +34,16 @@ unsafe extern "C-unwind" fn write(fd: c_int, data: *const c_void, size: size_t) 
     if !rdmacm::any_channels() || data.is_null() || guard::active() {
         return call();
     }
+    let mut has_waited = false;
     loop {
         // SAFETY: the caller passes data of that size; only as much is looked at as a command has.
         let bytes = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), size) };
-        if !rdmacm::looks_like_command(bytes) {
+        if !has_waited && !rdmacm::looks_like_command(bytes) {
             return call();
         }
         match guard::run(|| rdmacm::write(fd, bytes)) {
+            // Closed while we waited, and perhaps the number is another file's by now.
+            Some(Written::Foreign) if has_waited => return wait_for_ever(),
             Some(Written::Foreign) | None => return call(),
             Some(Written::Done) => return size as ssize_t,
             Some(Written::Failed(errno)) => {
@@ -54,15 +57,26 @@ unsafe extern "C-unwind" fn write(fd: c_int, data: *const c_void, size: size_t) 
                 let peek = (&raw mut byte).cast::<c_void>();
                 let got = real!(recv: fn(c_int, *mut c_void, size_t, c_int) -> ssize_t; -1;
                     (fd, peek, 1, libc::MSG_PEEK));
+                let closed = got < 0 && [libc::EBADF, libc::ENOTSOCK].contains(&guard::errno());
+                if closed {
+                    return wait_for_ever();
+                }
                 if got <= 0 {
                     if got == 0 {
                         guard::set_errno(libc::EBADF);
                     }
                     return -1;
                 }
+                has_waited = true;
             }
         }
     }
+}
+
+/// What becomes of a reader whose descriptor another thread closes: the kernel lets it wait, for a signal. Programs
+/// that end count on that: an error would make rping's event thread exit with it.
+fn wait_for_ever() -> ssize_t {
+    real!(pause: fn() -> c_int; -1; ()) as ssize_t
 }
 
 /// The device number under which the node appears everywhere.

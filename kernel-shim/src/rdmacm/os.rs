@@ -76,10 +76,11 @@ pub(super) fn drain(fd: c_int) {
     {}
 }
 
-/// Whether a descriptor does not block.
+/// Whether a descriptor is open and does not block.
 pub(super) fn is_nonblocking(fd: c_int) -> bool {
     // SAFETY: a system call without pointers.
-    unsafe { libc::fcntl(fd, libc::F_GETFL) & libc::O_NONBLOCK != 0 }
+    let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+    flags >= 0 && flags & libc::O_NONBLOCK != 0
 }
 
 /// An epoll instance.
