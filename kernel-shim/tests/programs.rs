@@ -67,7 +67,7 @@ fn shim() -> PathBuf {
         .into_iter()
         .filter(|path| path.exists())
         .max_by_key(|path| fs::metadata(path).unwrap().modified().unwrap());
-    newest.expect("cargo builds the library before its tests")
+    newest.expect("the shim is not built: run `cargo build -p metaroce-shim` in this profile first")
 }
 
 fn text(bytes: &[u8]) -> String {

@@ -63,6 +63,11 @@ fn cargo_test(workspace: &Workspace, report: &mut Report) {
     }
     progress("cargo test --workspace");
     let started = Instant::now();
+    // Cargo does not build a cdylib for its package's integration tests; the shim's preload it into programs.
+    let shim = ["build", "--quiet", "--package", "metaroce-shim"];
+    if let Err(trouble) = finished(workspace, cargo().args(shim)) {
+        return report.record("cargo test", started.elapsed(), Err(trouble));
+    }
     let arguments = ["test", "--quiet", "--workspace", "--no-fail-fast", "--", "--show-output"];
     let outcome = match finished(workspace, cargo().args(arguments).env("METAROCE_PLANES", "lo")) {
         Err(trouble) => Err(trouble),
