@@ -66,7 +66,8 @@ fn cargo_test(workspace: &Workspace, report: &mut Report) {
     // Cargo does not build a cdylib for its package's integration tests; the shim's preload it into programs.
     let shim = ["build", "--quiet", "--package", "metaroce-shim"];
     if let Err(trouble) = finished(workspace, cargo().args(shim)) {
-        return report.record("cargo test", started.elapsed(), Err(trouble));
+        report.record("cargo test", started.elapsed(), Err(trouble));
+        return;
     }
     let arguments = ["test", "--quiet", "--workspace", "--no-fail-fast", "--", "--show-output"];
     let outcome = match finished(workspace, cargo().args(arguments).env("METAROCE_PLANES", "lo")) {
