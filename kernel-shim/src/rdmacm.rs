@@ -103,6 +103,14 @@ pub(crate) fn looks_like_command(bytes: &[u8]) -> bool {
     any_channels() && command::looks_like_one(bytes)
 }
 
+/// Whether a write is a wait for events, in a process that has had channels.
+pub(crate) fn is_wait(bytes: &[u8]) -> bool {
+    LIFE.load(Ordering::Acquire) != 0
+        && command::looks_like_one(bytes)
+        && abi::Header::read(bytes).cmd == abi::cmd::GET_EVENT
+        && bytes.len() == abi::HEADER_BYTES + size_of::<abi::GetEvent>()
+}
+
 /// What became of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Written {

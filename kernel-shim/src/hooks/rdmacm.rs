@@ -30,7 +30,14 @@ pub(super) unsafe fn open_node(dirfd: c_int, path: *const c_char, flags: c_int) 
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn write(fd: c_int, data: *const c_void, size: size_t) -> ssize_t {
-    let call = || real!(write: fn(c_int, *const c_void, size_t) -> ssize_t; -1; (fd, data, size));
+    let call = || {
+        let written = real!(write: fn(c_int, *const c_void, size_t) -> ssize_t; -1; (fd, data, size));
+        // SAFETY: the caller passes data of that size, as the kernel had to look at it only after the descriptor.
+        if written < 0 && guard::errno() == libc::EBADF && unsafe { waits_for_closed(data, size) } {
+            linger();
+        }
+        written
+    };
     if !rdmacm::any_channels() || data.is_null() || guard::active() {
         return call();
     }
@@ -77,6 +84,26 @@ unsafe extern "C-unwind" fn write(fd: c_int, data: *const c_void, size: size_t) 
 /// that end count on that: an error would make rping's event thread exit with it.
 fn wait_for_ever() -> ssize_t {
     real!(pause: fn() -> c_int; -1; ()) as ssize_t
+}
+
+/// Whether a failed write was a wait for events on a channel that is closed by now.
+///
+/// # Safety
+/// `data` is null or valid for `size`.
+#[cold]
+unsafe fn waits_for_closed(data: *const c_void, size: size_t) -> bool {
+    // SAFETY: not null, so valid by contract.
+    !data.is_null() && rdmacm::is_wait(unsafe { std::slice::from_raw_parts(data.cast::<u8>(), size) })
+}
+
+/// Delays an error by a second. A thread that asks for events the moment after another closed the channel gets EBADF
+/// from a kernel too, but hardly ever: it is back in its wait before. Where processors are shared it is not, and rping
+/// takes its process down with the error instead of ending well. Others see the error a little later.
+fn linger() {
+    let second = libc::timespec { tv_sec: 1, tv_nsec: 0 };
+    let errno = guard::errno();
+    real!(nanosleep: fn(*const libc::timespec, *mut libc::timespec) -> c_int; -1; (&raw const second, ptr::null_mut()));
+    guard::set_errno(errno);
 }
 
 /// The device number under which the node appears everywhere.
