@@ -27,7 +27,7 @@ const fn module(name: &'static str, tests: u32, soft_roce: u32, must_pass: u32) 
 }
 
 /// The modules that are not a vendor's, as of rdma-core 44. A test of something the device does not offer skips.
-const MODULES: [Module; 18] = [
+const MODULES: [Module; 19] = [
     module("test_addr", 3, 3, 3),
     module("test_atomic", 9, 7, 7),
     module("test_cq", 4, 4, 4),
@@ -42,6 +42,7 @@ const MODULES: [Module; 18] = [
     module("test_pd", 4, 4, 4),
     module("test_qp", 26, 21, 21),
     module("test_qpex", 20, 17, 16),
+    module("test_rdmacm", 10, 10, 7),
     module("test_relaxed_ordering", 3, 2, 2),
     module("test_rss_traffic", 1, 0, 0),
     module("test_shared_pd", 1, 0, 0),
