@@ -68,6 +68,8 @@ pub mod limits {
     pub const REFUSALS_MAX: usize = 24;
     /// Responses a stream may be owed: its message window, twice.
     pub const JOBS_MAX: usize = 512;
+    /// Retransmissions an idle connection keeps room for.
+    pub const RETRANSMITS_KEPT: usize = 32;
     /// CREDIT frames per acknowledging packet.
     pub const CREDITS_PER_ACK: usize = 8;
     /// ACK frames per packet: with refusals and credits they stay below the smallest IPv6 MTU.

@@ -68,6 +68,9 @@ pub fn on_ack<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, ack: &Ack) {
         on_accepted(p, conn, &frame);
     }
     *p.acked = acked;
+    if conn.in_flight_bytes == 0 {
+        conn.paths.iter_mut().for_each(PathTx::rest);
+    }
 }
 
 fn note_spurious<S: Sink>(p: &mut Parts<'_, S>, path: &mut PathTx, spurious: u64, lateness: Nanos) {

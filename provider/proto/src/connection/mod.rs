@@ -252,6 +252,13 @@ impl Conn {
             self.credits.push_back(qp.qpn.index() as u16);
         }
     }
+    /// Takes the front of the retransmit queue off; an emptied queue gives the room of a bad hour back.
+    pub fn take_retransmit(&mut self) {
+        self.retransmits.pop_front();
+        if self.retransmits.is_empty() && self.retransmits.capacity() > limits::RETRANSMITS_KEPT {
+            self.retransmits.shrink_to(limits::RETRANSMITS_KEPT);
+        }
+    }
     /// An acknowledgement leaves at the latest after the ACK delay.
     pub fn owe_ack(&mut self, now: Nanos) {
         self.ack.deadline.get_or_insert(now + limits::ACK_DELAY_NS);

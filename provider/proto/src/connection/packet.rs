@@ -107,7 +107,7 @@ impl Builder {
     ) -> bool {
         let frame = match next.item {
             Item::Again(again) => {
-                conn.retransmits.pop_front();
+                conn.take_retransmit();
                 let mut f = again.frame;
                 retransmit_header(p, &mut f);
                 self.retransmit |= again.left;

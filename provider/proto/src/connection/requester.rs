@@ -208,7 +208,7 @@ pub fn peek<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn) -> Option<Next> {
         let resolved =
             space.is_none_or(|s| conn.tx_windows[s].state(f.cpn, u64::from(f.units)) == RangeState::Old);
         if resolved {
-            conn.retransmits.pop_front();
+            conn.take_retransmit();
             continue;
         }
         let header = retransmit_header(p, f);

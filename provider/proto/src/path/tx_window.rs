@@ -63,8 +63,8 @@ pub enum PktState {
     Lost,
 }
 
-/// Frames an idle path keeps room for: one per packet of a full span, twice.
-const FRAMES_KEPT: usize = 512;
+/// Packets and frames an idle path keeps room for: a message of 64 KiB on one path.
+const ROOM_KEPT: usize = 32;
 
 /// One packet in the ring.
 #[derive(Debug, Clone, Copy)]
@@ -208,6 +208,18 @@ impl PathTx {
     }
     /// Forgets what is resolved and too old to be heard of again, given the highest PSN the peer reported.
     pub fn forget(&mut self, highest: u64) {
+        self.drop_done(highest);
+    }
+    /// Nothing of the connection is in flight: gives back the room of what once was, so that it leaves no lasting trace.
+    /// What was declared lost is no longer recognised if it should still arrive.
+    pub fn rest(&mut self) {
+        if self.in_flight == 0 && self.frames.capacity() > ROOM_KEPT {
+            self.give_up(&mut |_| {});
+            self.frames.shrink_to(ROOM_KEPT);
+            self.pkts.shrink_to(ROOM_KEPT);
+        }
+    }
+    fn drop_done(&mut self, highest: u64) {
         while let Some(front) = self.pkts.front() {
             let old = self.base_psn + 256 <= highest;
             let done = match front.state {
@@ -223,10 +235,6 @@ impl PathTx {
             self.base_frame += frames as u64;
             self.pkts.pop_front();
             self.base_psn += 1;
-        }
-        // A burst of many small messages leaves no lasting trace; what bulk traffic needs is kept.
-        if self.frames.capacity() > FRAMES_KEPT {
-            self.frames.shrink_to(FRAMES_KEPT);
         }
     }
     /// Everything in flight is given up here: out of flight, bytes returned, frames to `lost` in order.

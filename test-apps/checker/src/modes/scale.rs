@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use metaroce_test_verbs::constants::{IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_WRITE};
 use metaroce_test_verbs::{Attr, Buffer, Mr, Opcode, QpCaps, RecvWr, SendWr};
@@ -130,12 +130,27 @@ fn resident_kib() -> u64 {
     line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
 }
 
-/// Bytes of transport state (connections, paths, windows) of this process, as the device's own command tells
-/// it, if one was named and it knows.
+/// Bytes of transport state (connections, paths, windows) of this process at rest, as the device's own command tells
+/// it, if one was named and it knows. Statistics lag behind the traffic by some milliseconds: asked until they stay.
 fn transport_bytes(session: &Session) -> Option<u64> {
+    let begin = Instant::now();
+    let (mut bytes, mut since) = (told_bytes(session)?, Instant::now());
+    while since.elapsed() < SETTLED && begin.elapsed() < SETTLED * 30 {
+        let now = told_bytes(session)?;
+        if now != bytes {
+            (bytes, since) = (now, Instant::now());
+        }
+    }
+    Some(bytes)
+}
+
+fn told_bytes(session: &Session) -> Option<u64> {
     let command = session.options.metaroce.as_ref()?;
     let me = std::process::id();
     let output = Command::new(command).args(["stat", "--json", "--pid", &me.to_string()]).output().ok()?;
     let stat: serde_json::Value = serde_json::from_slice(&output.stdout).ok()?;
     stat.as_array()?.iter().find(|p| p["pid"] == me)?["transport_bytes"].as_u64()
 }
+
+/// Statistics that did not change for this long are those of the device at rest.
+const SETTLED: Duration = Duration::from_millis(100);
