@@ -104,7 +104,8 @@ fn run__installed_below_a_prefix_finds_its_libraries() {
     fs::create_dir(install.root.join("bin")).unwrap();
     // Another process copies: a file open for writing here would be inherited by what other tests fork meanwhile, and
     // a file somebody writes cannot be executed (ETXTBSY).
-    let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_metaroce")).arg(install.root.join("bin")).status();
+    let copied =
+        Command::new("cp").arg(env!("CARGO_BIN_EXE_metaroce")).arg(install.root.join("bin")).status();
     assert!(copied.unwrap().success());
     let mut command = Command::new(install.root.join("bin/metaroce"));
     install.apply(command.args(["run", "/bin/sh", "-c", SHOW])).env_remove("METAROCE_LIBDIR");
