@@ -2,7 +2,7 @@
 
 use crate::burst::{Piece, TxBurst};
 use crate::config::limits;
-use crate::connection::packet::slices;
+use crate::connection::packet::{scatter, slices};
 use crate::endpoint::{Endpoint, parts};
 use crate::memory::Memory;
 use crate::parts::{Parts, complete_send};
@@ -209,23 +209,6 @@ fn deliver<S: Sink>(
         p.enter_error(d.dst_qpn.index() as u16);
     }
     Some(())
-}
-
-fn scatter(
-    mrs: &crate::mr::MrTable,
-    pd: u32,
-    sges: impl Iterator<Item = Sge>,
-    offset: u32,
-    bytes: &[u8],
-    mem: &mut impl Memory,
-) -> Option<()> {
-    let mut rest = bytes;
-    slices(sges, offset, bytes.len() as u32, |s| {
-        let (head, tail) = rest.split_at(s.len as usize);
-        rest = tail;
-        let (va, _) = mrs.check(s.lkey, pd, s.addr, u64::from(s.len), access::LOCAL_WRITE)?;
-        mem.place(va, head).ok()
-    })
 }
 
 /// The 40 bytes a UD receive begins with: an IPv6 header, or an IPv4 header in the second half (RoCE v2 annex).

@@ -4,6 +4,8 @@ use super::requester::{Item, Next, acks_bytes, header, peek, retransmit_header, 
 use super::{Conn, REQUESTS, RESPONSES};
 use crate::burst::{Piece, TxBurst};
 use crate::config::limits;
+use crate::memory::Memory;
+use crate::mr::MrTable;
 use crate::parts::Parts;
 use crate::path::{FrameKind, TxFrame};
 use crate::qp::RespWork;
@@ -407,4 +409,22 @@ pub fn slices(
         left -= take;
     }
     (left == 0).then_some(())
+}
+
+/// Copies `bytes` into the parts of `sges` that begin at `offset`; `None` if one may not be written.
+pub fn scatter(
+    mrs: &MrTable,
+    pd: u32,
+    sges: impl Iterator<Item = Sge>,
+    offset: u32,
+    bytes: &[u8],
+    mem: &mut impl Memory,
+) -> Option<()> {
+    let mut rest = bytes;
+    slices(sges, offset, bytes.len() as u32, |s| {
+        let (head, tail) = rest.split_at(s.len as usize);
+        rest = tail;
+        let (va, _) = mrs.check(s.lkey, pd, s.addr, u64::from(s.len), access::LOCAL_WRITE)?;
+        mem.place(va, head).ok()
+    })
 }

@@ -1,6 +1,6 @@
 //! Taking requests in: one visible list of checks in fixed order ([`on_request`]), placement, and what completes.
 
-use super::packet::slices;
+use super::packet::{scatter, slices};
 use super::{Conn, PendingRefusal, REQUESTS, response};
 use crate::config::limits;
 use crate::memory::Memory;
@@ -385,13 +385,7 @@ fn place<S: Sink>(p: &mut Parts<'_, S>, index: u16, msn: u64, f: &Request<'_>, m
         Opcode::Send | Opcode::SendImm => {
             let pd = qp.init.srq.and_then(|s| p.srqs.get_mut(s)).map_or(pd, |s| s.pd);
             let Some(entry) = qp.rq.get(f.recv_index) else { return };
-            let mut rest = f.payload;
-            let placed = slices(qp.rq.sges(entry), f.offset, len, |s| {
-                let (head, tail) = rest.split_at(s.len as usize);
-                rest = tail;
-                let (va, _) = p.mrs.check(s.lkey, pd, s.addr, u64::from(s.len), access::LOCAL_WRITE)?;
-                mem.place(va, head).ok()
-            });
+            let placed = scatter(p.mrs, pd, qp.rq.sges(entry), f.offset, f.payload, mem);
             p.faults += u32::from(placed.is_none());
             qp.rq.touch(f.recv_index);
         }

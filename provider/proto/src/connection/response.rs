@@ -1,6 +1,6 @@
 //! Responses: executing Reads and atomics at the responder, placing their answers at the requester.
 
-use super::packet::slices;
+use super::packet::scatter;
 use super::{Conn, RESPONSES};
 use crate::memory::Memory;
 use crate::parts::Parts;
@@ -111,13 +111,7 @@ pub fn on_response<S: Sink>(
         native = u64::from_be_bytes(*value).to_ne_bytes();
         &native
     };
-    let mut rest = payload;
-    let placed = slices(qp.tx.sq.sges(&wqe), f.offset, payload.len() as u32, |s| {
-        let (head, tail) = rest.split_at(s.len as usize);
-        rest = tail;
-        let (va, _) = p.mrs.check(s.lkey, pd, s.addr, u64::from(s.len), access::LOCAL_WRITE)?;
-        mem.place(va, head).ok()
-    });
+    let placed = scatter(p.mrs, pd, qp.tx.sq.sges(&wqe), f.offset, payload, mem);
     qp.tx.stalled_since = now;
     qp.tx.not_ready_tries = 0;
     qp.tx.accepted = true;

@@ -2,7 +2,7 @@
 //! is dropped whole, and so is one that meets no receive or breaks a rule. Nobody is told.
 
 use super::Conn;
-use super::packet::slices;
+use super::packet::scatter;
 use super::responder::{Denied, deliver, key_good, operation_allowed};
 use crate::memory::Memory;
 use crate::parts::Parts;
@@ -86,13 +86,7 @@ fn place<S: Sink>(
     if matches!(f.opcode, Opcode::Send | Opcode::SendImm) {
         let pd = qp.init.srq.and_then(|s| p.srqs.get_mut(s)).map_or(qp.init.pd, |s| s.pd);
         let Some(entry) = qp.rq.get(qp.rq.base()) else { return Ok(()) };
-        let mut rest = f.payload;
-        let placed = slices(qp.rq.sges(entry), f.offset, len, |s| {
-            let (head, tail) = rest.split_at(s.len as usize);
-            rest = tail;
-            let (va, _) = p.mrs.check(s.lkey, pd, s.addr, u64::from(s.len), access::LOCAL_WRITE)?;
-            mem.place(va, head).ok()
-        });
+        let placed = scatter(p.mrs, pd, qp.rq.sges(entry), f.offset, f.payload, mem);
         qp.rq.touch(qp.rq.base());
         return placed.ok_or(denied);
     }
