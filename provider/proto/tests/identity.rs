@@ -21,10 +21,6 @@ fn rounds(round: impl Fn(u64)) {
     (first..first + count).for_each(round);
 }
 
-fn sge(offset: u64, len: u32, lkey: u32) -> Sge {
-    Sge { addr: MEM_BASE + offset, len, lkey }
-}
-
 fn write(id: u64, len: u32, offset: u64, rkey: u32) -> SendWqe {
     SendWqe { remote_addr: MEM_BASE + offset, rkey, ..wr(id, Opcode::Write, len, 1) }
 }

@@ -8,14 +8,6 @@ use net::*;
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1_000_000_000;
 
-fn sge(offset: u64, len: u32, lkey: u32) -> Sge {
-    Sge { addr: MEM_BASE + offset, len, lkey }
-}
-
-fn statuses(net: &Net, host: usize, cq: CqId) -> Vec<(u64, WcStatus)> {
-    net.hosts[host].log.completions.iter().filter(|c| c.0 == cq).map(|c| (c.1.wr_id, c.1.status)).collect()
-}
-
 #[test]
 fn write__arrives_without_loss() {
     let mut net = Net::new(2, 1);

@@ -9,10 +9,6 @@ const MS: u64 = 1_000_000;
 const SECOND: u64 = 1_000_000_000;
 const LEN: u32 = 64;
 
-fn sge(offset: u64, len: u32, lkey: u32) -> Sge {
-    Sge { addr: MEM_BASE + offset, len, lkey }
-}
-
 fn srq(net: &mut Net, host: usize, max_wr: u32) -> SrqId {
     net.hosts[host].ep.create_srq(1, max_wr).unwrap()
 }

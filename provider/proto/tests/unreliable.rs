@@ -5,10 +5,6 @@ mod net;
 use metaroce_proto::*;
 use net::*;
 
-fn sge(offset: u64, len: u32, lkey: u32) -> Sge {
-    Sge { addr: MEM_BASE + offset, len, lkey }
-}
-
 fn uc_pair(net: &mut Net) -> (Qpn, Qpn) {
     let (qa, qb) = (net.qp_of(0, QpType::Uc, None), net.qp_of(1, QpType::Uc, None));
     net.make_rtr(0, qa, 1, qb);

@@ -433,3 +433,13 @@ pub fn wr(wr_id: u64, opcode: Opcode, length: u32, num_sge: u8) -> SendWqe {
         dest: None,
     }
 }
+
+/// A piece of a host's memory.
+pub fn sge(offset: u64, len: u32, lkey: u32) -> Sge {
+    Sge { addr: MEM_BASE + offset, len, lkey }
+}
+
+/// What completed on a host's queue, in order.
+pub fn statuses(net: &Net, host: usize, cq: CqId) -> Vec<(u64, WcStatus)> {
+    net.hosts[host].log.completions.iter().filter(|c| c.0 == cq).map(|c| (c.1.wr_id, c.1.status)).collect()
+}
