@@ -4,11 +4,12 @@ use std::ffi::c_int;
 use std::marker::PhantomData;
 use std::slice;
 
-use metaroce_proto::types::{Destination, Qpn, Sge};
+use metaroce_proto::types::{Bind, Destination, Qpn, Sge, access};
 use rdma_core_sys::*;
 
 use crate::ah::Ah;
 use crate::ffi::{Result, object};
+use crate::mw::Mw;
 
 /// A chain of send requests. Iterate with [`SendChain::next`].
 pub(crate) struct SendChain<'a> {
@@ -89,6 +90,19 @@ impl<'a> SendRequest<'a> {
             (a.remote_addr, a.rkey, a.compare_add, a.swap)
         }
     }
+    /// The key that Send with invalidate or a local invalidation names.
+    pub(crate) fn invalidate_key(self) -> u32 {
+        // SAFETY: both members are u32.
+        unsafe { self.wr.__bindgen_anon_1.invalidate_rkey }
+    }
+    /// How a window is bound; EINVAL without a type 2 window.
+    pub(crate) fn bind(self) -> Result<Bind> {
+        // SAFETY: plain integers and pointers, whatever member was written; the application passes live objects.
+        unsafe {
+            let bind = &self.wr.__bindgen_anon_2.bind_mw;
+            window_bind(bind.mw, bind.rkey, &bind.bind_info)
+        }
+    }
     /// Where a datagram goes; EINVAL without an address handle of ours.
     pub(crate) fn destination(self) -> Result<Destination> {
         // SAFETY: plain integers and a pointer, whatever member was written.
@@ -149,6 +163,36 @@ pub(crate) fn destination(ah: *mut ibv_ah, qpn: u32, qkey: u32) -> Result<Destin
     // SAFETY: the application passes an address handle that it keeps alive during the call, or NULL.
     let ah = unsafe { object::<Ah>(ah)? };
     Ok(Destination { ip: ah.remote, qpn: Qpn(qpn & 0xff_ffff), qkey })
+}
+
+/// How a type 2 window is bound under a key; EINVAL for another window.
+///
+/// # Safety
+/// `mw` is NULL or a live window of ours, the region in `info` NULL or a live one.
+pub(crate) unsafe fn window_bind(mw: *mut ibv_mw, new_key: u32, info: &ibv_mw_bind_info) -> Result<Bind> {
+    // SAFETY: upheld by the caller.
+    unsafe {
+        if !object::<Mw>(mw)?.is_type2() {
+            return Err(libc::EINVAL);
+        }
+        Ok(Bind { new_key, ..bind_info(info)? })
+    }
+}
+
+/// The memory and rights of a binding; the key is the caller's business. EINVAL for rights a window cannot give.
+///
+/// # Safety
+/// The region in `info` is NULL or a live one.
+pub(crate) unsafe fn bind_info(info: &ibv_mw_bind_info) -> Result<Bind> {
+    const REMOTE: u32 = access::REMOTE_WRITE | access::REMOTE_READ | access::REMOTE_ATOMIC;
+    // LOCAL_WRITE changes nothing, and programs set it.
+    if info.mw_access_flags & !(REMOTE | access::ZERO_BASED | access::LOCAL_WRITE) != 0 {
+        return Err(libc::EINVAL);
+    }
+    // SAFETY: upheld by the caller.
+    let region = unsafe { info.mr.as_ref() }.map_or(0, |mr| mr.lkey);
+    let access = info.mw_access_flags & (REMOTE | access::ZERO_BASED);
+    Ok(Bind { new_key: 0, region, addr: info.addr, len: info.length, access })
 }
 
 /// The SGE as the core knows it.

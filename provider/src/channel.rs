@@ -42,6 +42,12 @@ impl<const N: usize> Channel<N> {
         Ok(Self { fifo, waiting: Mutex::default(), waiting_len: AtomicUsize::new(0) })
     }
 
+    /// Goes on in the FIFO behind `fd`; what was sent before is gone.
+    pub(crate) fn adopt(&self, fd: RawFd) -> io::Result<()> {
+        let other = Self::open(fd)?;
+        ffi::replace_descriptor(other.fifo.as_fd(), self.fifo.as_fd())
+    }
+
     /// Sends a record, or keeps it until there is room.
     pub(crate) fn send(&self, record: [u8; N]) {
         if self.waiting_len.load(Ordering::Acquire) == 0 && self.write(&record) {

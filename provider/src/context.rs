@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::mem::ManuallyDrop;
 use std::os::fd::{IntoRawFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use metaroce_engine::Device;
@@ -29,6 +30,8 @@ pub(crate) struct Context {
     pub(crate) net: Watched,
     /// QPs and MRs that exist.
     pub(crate) open: OpenObjects,
+    /// The event channel is made by libibverbs, after the context, and must still be adopted.
+    events_later: AtomicBool,
     /// Our sides of the completion channels in use, by the address of `ibv_comp_channel`.
     channels: Mutex<HashMap<usize, Weak<CompChannel>>>,
 }
@@ -73,9 +76,25 @@ impl Context {
             events,
             node_guid,
             comp_vectors: cpus,
+            events_later: AtomicBool::new(false),
             channels: Mutex::default(),
         };
         Ok((Arc::new(context), async_fd.into_raw_fd()))
+    }
+
+    /// The context is imported: its event channel is known when it is used first.
+    pub(crate) fn events_come_later(&self) {
+        self.events_later.store(true, Ordering::Release);
+    }
+
+    /// Looks whether the event channel is to be adopted; `fd` is what libibverbs has now.
+    pub(crate) fn adopt_events(&self, fd: RawFd) {
+        if self.events_later.load(Ordering::Acquire)
+            && self.events_later.swap(false, Ordering::AcqRel)
+            && let Err(error) = self.events.adopt(fd)
+        {
+            log::error!("no event channel in an imported context: {error}");
+        }
     }
 
     /// The application has closed the device.

@@ -17,6 +17,10 @@ const PHYS_DISABLED: u8 = 3;
 /// RoCE: address vectors need a GRH (`IBV_QPF_GRH_REQUIRED`, which the headers only have as a macro).
 const GRH_REQUIRED: u8 = 1;
 
+/// What may touch memory that is paged in on demand.
+const ODP_UD: u32 = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_SRQ_RECV;
+const ODP_RC: u32 = ODP_UD | IBV_ODP_SUPPORT_WRITE | IBV_ODP_SUPPORT_READ | IBV_ODP_SUPPORT_ATOMIC;
+
 /// Completion times count nanoseconds.
 const CLOCK_KHZ: u64 = 1_000_000;
 
@@ -49,12 +53,16 @@ pub(crate) fn query(context: &Context) -> ibv_device_attr_ex {
         | IBV_DEVICE_SYS_IMAGE_GUID
         | IBV_DEVICE_RC_RNR_NAK_GEN
         | IBV_DEVICE_PORT_ACTIVE_EVENT
+        | IBV_DEVICE_MEM_WINDOW
+        | IBV_DEVICE_MEM_WINDOW_TYPE_2B
+        | IBV_DEVICE_MEM_MGT_EXTENSIONS
         | IBV_DEVICE_SRQ_RESIZE;
     o.max_sge = MAX_SGE as i32;
     o.max_sge_rd = MAX_SGE as i32;
     o.max_cq = MAX_CQ as i32;
     o.max_cqe = MAX_CQE as i32;
     o.max_mr = MAX_MR as i32;
+    o.max_mw = MAX_MW as i32;
     o.max_pd = MAX_PD as i32;
     o.max_qp_rd_atom = MAX_RD_ATOMIC as i32;
     o.max_res_rd_atom = (MAX_RD_ATOMIC * MAX_QP) as i32;
@@ -67,6 +75,14 @@ pub(crate) fn query(context: &Context) -> ibv_device_attr_ex {
     o.max_pkeys = 1;
     o.phys_port_cnt = PORT;
     attr.device_cap_flags_ex = u64::from(attr.orig_attr.device_cap_flags);
+    // The processor copies: pages need not be there before, and never need pinning.
+    attr.odp_caps.general_caps = u64::from(IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT);
+    attr.odp_caps.per_transport_caps = ibv_odp_caps__bindgen_ty_1 {
+        rc_odp_caps: ODP_RC,
+        uc_odp_caps: ODP_UD | IBV_ODP_SUPPORT_WRITE,
+        ud_odp_caps: ODP_UD,
+    };
+    attr.max_dm_size = MAX_DM_SIZE;
     attr.completion_timestamp_mask = u64::MAX;
     attr.hca_core_clock = CLOCK_KHZ;
     attr.cq_mod_caps = ibv_cq_moderation_caps { max_cq_count: u16::MAX, max_cq_period: u16::MAX };

@@ -3,12 +3,12 @@
 //! The SAFETY argument is the same for all: libibverbs calls them with objects of our own making that the
 //! application keeps alive during the call, and with attribute structures the verbs API declares valid.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::slice;
 use std::sync::Arc;
 
-use rdma_core_sys::private::{verbs_context_ops, verbs_mr};
+use rdma_core_sys::private::verbs_context_ops;
 use rdma_core_sys::*;
 
 use crate::ah::Ah;
@@ -17,19 +17,27 @@ use crate::cq::{Cq, CqCreate};
 use crate::ffi::{
     Result, attributes, context, object, publish, put, reclaim, set_errno, verb, verb_ptr, zeroed,
 };
-use crate::mr::Mr;
 use crate::pd::Pd;
 use crate::qp::{Qp, QpCreate};
 use crate::srq::Srq;
 use crate::td::Td;
 use crate::{device, poll, post, register};
 
+mod memory;
+
+use memory::*;
+
 /// The verbs this device implements; libibverbs answers EOPNOTSUPP for the rest.
 pub(crate) static OPS: verbs_context_ops = verbs_context_ops::EMPTY
+    .advise_mr(advise_mr)
+    .alloc_dm(alloc_dm)
+    .alloc_mw(alloc_mw)
+    .alloc_null_mr(alloc_null_mr)
     .alloc_parent_domain(alloc_parent_domain)
     .alloc_pd(alloc_pd)
     .alloc_td(alloc_td)
     .async_event(async_event)
+    .bind_mw(bind_mw)
     .cq_event(cq_event)
     .create_ah(create_ah)
     .create_cq(create_cq)
@@ -37,6 +45,7 @@ pub(crate) static OPS: verbs_context_ops = verbs_context_ops::EMPTY
     .create_qp(create_qp)
     .create_qp_ex(create_qp_ex)
     .create_srq(create_srq)
+    .dealloc_mw(dealloc_mw)
     .dealloc_pd(dealloc_pd)
     .dealloc_td(dealloc_td)
     .dereg_mr(dereg_mr)
@@ -45,6 +54,10 @@ pub(crate) static OPS: verbs_context_ops = verbs_context_ops::EMPTY
     .destroy_qp(destroy_qp)
     .destroy_srq(destroy_srq)
     .free_context(register::free_context)
+    .free_dm(free_dm)
+    .import_dm(import_dm)
+    .import_mr(import_mr)
+    .import_pd(import_pd)
     .modify_cq(modify_cq)
     .modify_qp(modify_qp)
     .modify_srq(modify_srq)
@@ -58,10 +71,14 @@ pub(crate) static OPS: verbs_context_ops = verbs_context_ops::EMPTY
     .query_qp_data_in_order(query_qp_data_in_order)
     .query_rt_values(query_rt_values)
     .query_srq(query_srq)
+    .reg_dm_mr(reg_dm_mr)
     .reg_mr(reg_mr)
     .req_notify_cq(req_notify_cq)
     .rereg_mr(rereg_mr)
-    .resize_cq(resize_cq);
+    .resize_cq(resize_cq)
+    .unimport_dm(unimport_dm)
+    .unimport_mr(unimport_mr)
+    .unimport_pd(unimport_pd);
 
 unsafe extern "C" fn query_device_ex(
     ctx: *mut ibv_context,
@@ -127,10 +144,12 @@ unsafe extern "C" fn alloc_parent_domain(
     // SAFETY: module comment.
     verb_ptr("ibv_alloc_parent_domain", || unsafe {
         let attr = attributes(attr)?;
-        // Nothing is allocated that an application's allocator could serve.
-        if attr.comp_mask & !IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT != 0 {
-            return Err(libc::EOPNOTSUPP);
+        const KNOWN: u32 = IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT | IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS;
+        if attr.comp_mask & !KNOWN != 0 {
+            return Err(libc::EINVAL);
         }
+        // Allocators serve the queues that a device reads from memory. This one reads none: there is nothing to ask
+        // them for.
         let td = if attr.td.is_null() { None } else { Some(object::<Td>(attr.td)?) };
         Ok(publish(Pd::parent_domain(object(attr.pd)?, td, ctx)))
     })
@@ -142,46 +161,6 @@ unsafe extern "C" fn query_rt_values(ctx: *mut ibv_context, values: *mut ibv_val
         let values = attributes(values)?;
         values.raw_clock = device::raw_clock(context(ctx)?, values.comp_mask)?;
         Ok(())
-    })
-}
-
-unsafe extern "C" fn reg_mr(
-    pd: *mut ibv_pd,
-    addr: *mut c_void,
-    length: usize,
-    iova: u64,
-    access: c_int,
-) -> *mut ibv_mr {
-    // SAFETY: module comment.
-    verb_ptr("ibv_reg_mr", || unsafe {
-        Ok(publish(Mr::register(object(pd)?, addr as u64, length as u64, iova, access as u32)?))
-    })
-}
-
-unsafe extern "C" fn dereg_mr(mr: *mut verbs_mr) -> c_int {
-    // SAFETY: module comment; verbs_mr begins with ibv_mr.
-    verb("ibv_dereg_mr", || unsafe {
-        object::<Mr>(mr.cast())?.deregister()?;
-        drop(reclaim::<Mr>(mr.cast()));
-        Ok(())
-    })
-}
-
-unsafe extern "C" fn rereg_mr(
-    mr: *mut verbs_mr,
-    flags: c_int,
-    pd: *mut ibv_pd,
-    addr: *mut c_void,
-    length: usize,
-    access: c_int,
-) -> c_int {
-    // SAFETY: module comment; verbs_mr begins with ibv_mr.
-    verb("ibv_rereg_mr", || unsafe {
-        let wants = |bit: u32| flags as u32 & bit != 0;
-        let pd = if wants(IBV_REREG_MR_CHANGE_PD) { Some(object::<Pd>(pd)?) } else { None };
-        let range = wants(IBV_REREG_MR_CHANGE_TRANSLATION).then_some((addr as u64, length as u64));
-        let access = wants(IBV_REREG_MR_CHANGE_ACCESS).then_some(access as u32);
-        object::<Mr>(mr.cast())?.reregister(pd, range, access)
     })
 }
 

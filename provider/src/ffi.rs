@@ -11,8 +11,8 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, LazyLock};
 
 use rdma_core_sys::private::*;
 use rdma_core_sys::*;
@@ -114,6 +114,8 @@ zeroable!(
     verbs_srq,
     ibv_ah,
     verbs_device,
+    verbs_dm,
+    ibv_mw,
     ibv_device_attr_ex,
     ibv_port_attr,
     ibv_qp_init_attr_ex
@@ -204,12 +206,23 @@ pub(crate) unsafe fn context<'a>(raw: *mut ibv_context) -> Result<&'a Arc<Contex
         return Err(libc::EINVAL);
     }
     // SAFETY: upheld by the caller: our alloc_context put a ContextMemory around it.
-    unsafe { (*dl::verbs_context_of(raw).cast::<ContextMemory>()).state.as_ref() }.ok_or(libc::EINVAL)
+    unsafe {
+        let state =
+            (*dl::verbs_context_of(raw).cast::<ContextMemory>()).state.as_ref().ok_or(libc::EINVAL)?;
+        state.adopt_events((*raw).async_fd);
+        Ok(state)
+    }
 }
 
-/// A number for `handle` members, unique in the process whatever the kind of object.
+/// A number for `handle` members, unique in the process whatever the kind of object. They begin at random, so that a
+/// handle of another process, which came with a descriptor, means nothing here.
 pub(crate) fn next_handle() -> u32 {
-    static NEXT: AtomicU32 = AtomicU32::new(1);
+    static NEXT: LazyLock<AtomicU32> = LazyLock::new(|| {
+        let mut bytes = [0u8; 4];
+        // SAFETY: a buffer of its length. Without entropy the handles begin at 0, which does no harm.
+        unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), libc::GRND_NONBLOCK) };
+        AtomicU32::new(u32::from_ne_bytes(bytes))
+    });
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
@@ -276,6 +289,19 @@ impl CPart<verbs_cq> {
             (*cq).wr_id = wr_id;
             (*cq).status = status;
         }
+    }
+}
+
+impl CPart<ibv_mw> {
+    /// The window's key as the application knows it.
+    pub(crate) fn window_key(&self) -> u32 {
+        // SAFETY: our own live object; the application only reads it.
+        unsafe { (*self.as_ptr()).rkey }
+    }
+    /// Gives it a new key.
+    pub(crate) fn set_window_key(&self, key: u32) {
+        // SAFETY: as above; callers hold the send lock of the QP they bind with.
+        unsafe { (*self.as_ptr()).rkey = key };
     }
 }
 
@@ -369,4 +395,11 @@ pub(crate) fn read_uncancelled(fd: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Resu
     // SAFETY: the buffer is valid and writable for its length.
     let n = unsafe { libc::syscall(libc::SYS_read, fd.as_raw_fd(), bytes.as_mut_ptr(), bytes.len()) };
     usize::try_from(n).map_err(|_| io::Error::last_os_error())
+}
+
+/// Makes the descriptor `to` name what `from` names.
+pub(crate) fn replace_descriptor(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: both are open; `to` goes on to be owned by who has it.
+    let n = unsafe { libc::dup3(from.as_raw_fd(), to.as_raw_fd(), libc::O_CLOEXEC) };
+    if n < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

@@ -7,6 +7,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
 mod addr;
+mod advise;
 mod ah;
 mod attr;
 mod chain;
@@ -14,16 +15,20 @@ mod channel;
 mod context;
 mod cq;
 mod device;
+mod dm;
 mod entry;
+mod exports;
 mod ffi;
 mod limits;
 mod logger;
 #[cfg(test)]
 mod loopback;
 mod mr;
+mod mw;
 mod net;
 mod netlink;
 mod open;
+mod pages;
 mod pd;
 mod poll;
 mod post;

@@ -14,6 +14,10 @@ pub(crate) const MAX_CQ: u32 = 1 << 20;
 pub(crate) const MAX_CQE: u32 = 1 << 20;
 /// MRs.
 pub(crate) const MAX_MR: u32 = 1 << 20;
+/// Memory windows share the table of keys with MRs.
+pub(crate) const MAX_MW: u32 = 1 << 20;
+/// Bytes of device memory in a process: enough for any test of it, little to lose.
+pub(crate) const MAX_DM_SIZE: u64 = 16 << 20;
 /// PDs.
 pub(crate) const MAX_PD: u32 = 1 << 20;
 /// Reads and atomics outstanding per QP, in either direction.

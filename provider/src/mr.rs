@@ -4,9 +4,11 @@ use std::sync::Arc;
 
 use metaroce_proto::types::access;
 use parking_lot::Mutex;
-use rdma_core_sys::ibv_mr;
-use rdma_core_sys::private::{IBV_MR_TYPE_MR, verbs_mr};
+use rdma_core_sys::private::*;
+use rdma_core_sys::{ibv_context, ibv_mr, ibv_pd};
 
+use crate::dm;
+use crate::exports::Exports;
 use crate::ffi::{CPart, Object, Result, next_handle};
 use crate::pd::{Pd, PdShared};
 
@@ -28,7 +30,21 @@ pub(crate) struct Mr {
     c: CPart<verbs_mr>,
     key: u32,
     region: Mutex<Region>,
+    _exported: Arc<Exported>,
+    /// The device memory it lies in.
+    _memory: Option<Arc<dm::Memory>>,
 }
+
+/// What an import needs to know.
+struct Exported {
+    key: u32,
+    length: u64,
+}
+
+static EXPORTS: Exports<Exported> = Exports::new();
+
+/// Context and PD as C knows them, which libibverbs fills in for ordinary regions only.
+type Within = (*mut ibv_context, *mut ibv_pd);
 
 /// What re-registration changes.
 struct Region {
@@ -49,15 +65,73 @@ impl Mr {
         check_range(va, iova, length)?;
         let pd = Arc::clone(&pd.shared);
         let key = pd.context.device.register_mr(pd.number, va, iova, length, flags)?;
-        pd.context.open.mr_made(key);
+        Ok(Self::made(pd, key, length, flags, None, |_| {}))
+    }
+
+    /// A region that reads as zeros and takes writes without a trace, for local use.
+    pub(crate) fn null(pd: &Pd, within: Within) -> Result<Box<Self>> {
+        let pd = Arc::clone(&pd.shared);
+        let key = pd.context.device.register_null_mr(pd.number)?;
+        Ok(Self::made(pd, key, u64::MAX, access::LOCAL_WRITE, None, |mr| {
+            (mr.ibv_mr.context, mr.ibv_mr.pd) = within;
+            mr.ibv_mr.length = usize::MAX;
+            mr.mr_type = IBV_MR_TYPE_NULL_MR;
+        }))
+    }
+
+    /// A region of `length` bytes of device memory, which `offset` is within. It is always zero-based.
+    pub(crate) fn device(
+        pd: &Pd,
+        within: Within,
+        memory: Arc<dm::Memory>,
+        offset: u64,
+        length: u64,
+        flags: u32,
+    ) -> Result<Box<Self>> {
+        check_access(flags)?;
+        if flags & access::ZERO_BASED == 0 {
+            return Err(libc::EINVAL);
+        }
+        let pd = Arc::clone(&pd.shared);
+        let key = pd.context.device.register_mr(pd.number, memory.address() + offset, 0, length, flags)?;
+        Ok(Self::made(pd, key, length, flags, Some(memory), |mr| {
+            (mr.ibv_mr.context, mr.ibv_mr.pd) = within;
+            mr.ibv_mr.length = length as usize;
+        }))
+    }
+
+    /// A region another context of this process registered; ENOENT when there is none of that handle.
+    pub(crate) fn import(pd: &Pd, within: Within, handle: u32) -> Result<Box<Self>> {
+        let exported = EXPORTS.find(handle)?;
+        let key = exported.key;
         let c = CPart::new(|mr: &mut verbs_mr| {
-            mr.ibv_mr.handle = next_handle();
-            mr.ibv_mr.lkey = key;
-            mr.ibv_mr.rkey = key;
-            mr.mr_type = IBV_MR_TYPE_MR;
-            mr.access = flags as i32;
+            (mr.ibv_mr.context, mr.ibv_mr.pd) = within;
+            (mr.ibv_mr.handle, mr.ibv_mr.length) = (handle, exported.length as usize);
+            (mr.ibv_mr.lkey, mr.ibv_mr.rkey) = (key, key);
+            mr.mr_type = IBV_MR_TYPE_IMPORTED_MR;
         });
-        Ok(Box::new(Self { c, key, region: Mutex::new(Region { pd, flags }) }))
+        let region = Mutex::new(Region { pd: Arc::clone(&pd.shared), flags: 0 });
+        Ok(Box::new(Self { c, key, region, _exported: exported, _memory: None }))
+    }
+
+    fn made(
+        pd: Arc<PdShared>,
+        key: u32,
+        length: u64,
+        flags: u32,
+        memory: Option<Arc<dm::Memory>>,
+        fill: impl FnOnce(&mut verbs_mr),
+    ) -> Box<Self> {
+        pd.context.open.mr_made(key);
+        let (handle, exported) = (next_handle(), Arc::new(Exported { key, length }));
+        EXPORTS.add(handle, &exported);
+        let c = CPart::new(|mr: &mut verbs_mr| {
+            (mr.ibv_mr.lkey, mr.ibv_mr.rkey, mr.ibv_mr.handle) = (key, key, handle);
+            (mr.mr_type, mr.access) = (IBV_MR_TYPE_MR, flags as i32);
+            fill(mr);
+        });
+        let region = Mutex::new(Region { pd, flags });
+        Box::new(Self { c, key, region, _exported: exported, _memory: memory })
     }
 
     /// Changes PD, memory or access flags; the keys stay. On failure the MR stays as it was.
@@ -89,11 +163,12 @@ impl Mr {
         Ok(())
     }
 
-    /// Kills the key; afterwards no byte passes and the object may be dropped.
+    /// Kills the key; afterwards no byte passes and the object may be dropped. EBUSY while a window is bound to it.
     pub(crate) fn deregister(&self) -> Result<()> {
         let context = &self.region.lock().pd.context;
+        context.device.deregister_mr(self.key)?;
         context.open.mr_gone(self.key);
-        context.device.deregister_mr(self.key)
+        Ok(())
     }
 }
 

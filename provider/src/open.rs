@@ -14,6 +14,7 @@ pub(crate) struct OpenObjects(Mutex<Lists>);
 struct Lists {
     qps: HashMap<u32, Weak<engine::Qp>>,
     mrs: HashSet<u32>,
+    windows: HashSet<u32>,
 }
 
 impl OpenObjects {
@@ -34,13 +35,26 @@ impl OpenObjects {
         self.0.lock().mrs.remove(&key);
     }
 
+    /// A window was made.
+    pub(crate) fn window_made(&self, key: u32) {
+        self.0.lock().windows.insert(key);
+    }
+    /// A window was freed.
+    pub(crate) fn window_gone(&self, key: u32) {
+        self.0.lock().windows.remove(&key);
+    }
+
     /// Ends all that is left, as the kernel does with a closed device: nothing is sent or received for it, and no
     /// byte passes into memory the application may have given up.
     pub(crate) fn close(&self, device: &engine::Device) {
-        let Lists { qps, mrs } = std::mem::take(&mut *self.0.lock());
+        let Lists { qps, mrs, windows } = std::mem::take(&mut *self.0.lock());
         for qp in qps.values().filter_map(Weak::upgrade) {
             // In the child of a fork there is nothing to end; else it cannot fail.
             let _ = qp.destroy();
+        }
+        // Before the regions they are bound to.
+        for key in windows {
+            let _ = device.destroy_window(key);
         }
         for key in mrs {
             let _ = device.deregister_mr(key);

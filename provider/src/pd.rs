@@ -5,6 +5,7 @@ use std::sync::Arc;
 use rdma_core_sys::{ibv_context, ibv_pd};
 
 use crate::context::Context;
+use crate::exports::Exports;
 use crate::ffi::{CPart, Object, Result, next_handle};
 use crate::td::Td;
 
@@ -14,6 +15,7 @@ pub(crate) struct Pd {
     _c: CPart<ibv_pd>,
     /// Shared with every object made in it, which is how its use is counted.
     pub(crate) shared: Arc<PdShared>,
+    is_parent: bool,
     /// The thread domain of a parent domain.
     _td: Option<Arc<()>>,
 }
@@ -24,9 +26,11 @@ pub(crate) struct PdShared {
     pub(crate) number: u32,
     /// The device it belongs to.
     pub(crate) context: Arc<Context>,
-    /// A parent domain stands for this one.
-    parent_of: Option<Arc<PdShared>>,
+    /// A parent domain or an import stands for this one.
+    _stands_for: Option<Arc<PdShared>>,
 }
+
+static EXPORTS: Exports<PdShared> = Exports::new();
 
 // SAFETY: repr(C), the C part is first and is an ibv_pd.
 unsafe impl Object for Pd {
@@ -36,9 +40,20 @@ unsafe impl Object for Pd {
 impl Pd {
     pub(crate) fn alloc(context: &Arc<Context>) -> Box<Self> {
         let shared =
-            PdShared { number: context.device.alloc_pd(), context: Arc::clone(context), parent_of: None };
-        let _c = CPart::new(|pd: &mut ibv_pd| pd.handle = next_handle());
-        Box::new(Self { _c, shared: Arc::new(shared), _td: None })
+            PdShared { number: context.device.alloc_pd(), context: Arc::clone(context), _stands_for: None };
+        let (shared, handle) = (Arc::new(shared), next_handle());
+        EXPORTS.add(handle, &shared);
+        let _c = CPart::new(|pd: &mut ibv_pd| pd.handle = handle);
+        Box::new(Self { _c, shared, is_parent: false, _td: None })
+    }
+
+    /// The PD of another context of this process; ENOENT when there is none of that handle. Objects made in either
+    /// are objects of both.
+    pub(crate) fn import(context: Arc<Context>, c: *mut ibv_context, handle: u32) -> Result<Box<Self>> {
+        let of = EXPORTS.find(handle)?;
+        let shared = PdShared { number: of.number, context, _stands_for: Some(of) };
+        let _c = CPart::new(|pd: &mut ibv_pd| (pd.context, pd.handle) = (c, handle));
+        Ok(Box::new(Self { _c, shared: Arc::new(shared), is_parent: false, _td: None }))
     }
 
     /// A parent domain: the same protection domain under another name, whose objects count as its own.
@@ -47,15 +62,20 @@ impl Pd {
         let shared = PdShared {
             number: of.shared.number,
             context: Arc::clone(&of.shared.context),
-            parent_of: Some(Arc::clone(&of.shared)),
+            _stands_for: Some(Arc::clone(&of.shared)),
         };
         let _c = CPart::new(|pd: &mut ibv_pd| (pd.context, pd.handle) = (context, next_handle()));
-        Box::new(Self { _c, shared: Arc::new(shared), _td: td.map(|td| Arc::clone(&td.uses)) })
+        Box::new(Self {
+            _c,
+            shared: Arc::new(shared),
+            is_parent: true,
+            _td: td.map(|td| Arc::clone(&td.uses)),
+        })
     }
 
     /// It was made by [`Pd::parent_domain`].
     pub(crate) fn is_parent_domain(&self) -> bool {
-        self.shared.parent_of.is_some()
+        self.is_parent
     }
 
     /// EBUSY while an object of the PD exists.

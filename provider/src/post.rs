@@ -30,28 +30,27 @@ pub(crate) fn send(qp: &Qp, chain: &mut SendChain<'_>) -> Result<()> {
 fn push(qp: &Qp, post: &mut SendPost<'_>, request: SendRequest<'_>) -> Result<()> {
     let sges = request.sges().ok_or(libc::EINVAL)?;
     let opcode = opcode_of(qp.qp_type, request.opcode())?;
-    let flags = check_flags(opcode, request.flags())? | if qp.sq_sig_all { send_flags::SIGNALED } else { 0 };
+    let flags = check_flags(opcode, request.flags())? | sig_all(qp);
     let length = total(sges)?;
-    let mut wqe = SendWqe {
-        wr_id: request.wr_id(),
-        opcode,
-        flags,
-        num_sge: 0,
-        inline_len: 0,
-        length,
-        imm: request.imm(),
-        remote_addr: 0,
-        rkey: 0,
-        compare_add: 0,
-        swap: 0,
-        dest: if qp.qp_type == IBV_QPT_UD { Some(request.destination()?) } else { None },
-    };
+    let mut wqe = SendWqe::new(request.wr_id(), opcode, flags);
+    (wqe.length, wqe.imm) = (length, request.imm());
+    if qp.qp_type == IBV_QPT_UD {
+        wqe.dest = Some(request.destination()?);
+    }
     match opcode {
         Opcode::CompareSwap | Opcode::FetchAdd => {
             check_atomic_length(length)?;
             (wqe.remote_addr, wqe.rkey, wqe.compare_add, wqe.swap) = request.atomic();
         }
         Opcode::Send | Opcode::SendImm => {}
+        Opcode::SendInv => wqe.imm = request.invalidate_key(),
+        Opcode::LocalInv | Opcode::BindWindow | Opcode::Nop => {
+            if opcode == Opcode::BindWindow {
+                wqe.set_bind(&request.bind()?);
+            }
+            (wqe.length, wqe.imm) = (0, request.invalidate_key());
+            return post.push(wqe, std::iter::empty());
+        }
         Opcode::Write | Opcode::WriteImm | Opcode::Read => (wqe.remote_addr, wqe.rkey) = request.rdma(),
     }
     if flags & send_flags::INLINE != 0 {
@@ -60,6 +59,11 @@ fn push(qp: &Qp, post: &mut SendPost<'_>, request: SendRequest<'_>) -> Result<()
     }
     wqe.num_sge = check_sges(sges.len(), qp.cap.max_send_sge)?;
     post.push(wqe, sges.iter().map(chain::sge))
+}
+
+/// SIGNALED if the QP signals all.
+pub(crate) fn sig_all(qp: &Qp) -> u8 {
+    if qp.sq_sig_all { send_flags::SIGNALED } else { 0 }
 }
 
 /// The core's opcode; EINVAL when the transport or the device does not have it.
@@ -72,11 +76,14 @@ pub(crate) fn opcode_of(qp_type: ibv_qp_type, opcode: ibv_wr_opcode) -> Result<O
         IBV_WR_RDMA_READ => Opcode::Read,
         IBV_WR_ATOMIC_CMP_AND_SWP => Opcode::CompareSwap,
         IBV_WR_ATOMIC_FETCH_AND_ADD => Opcode::FetchAdd,
+        IBV_WR_LOCAL_INV => Opcode::LocalInv,
+        IBV_WR_BIND_MW => Opcode::BindWindow,
+        IBV_WR_SEND_WITH_INV => Opcode::SendInv,
         _ => return Err(libc::EINVAL),
     };
     let legal = match qp_type {
         IBV_QPT_RC => true,
-        IBV_QPT_UC => !opcode.has_response(),
+        IBV_QPT_UC => !opcode.has_response() && opcode != Opcode::SendInv,
         _ => matches!(opcode, Opcode::Send | Opcode::SendImm),
     };
     if legal { Ok(opcode) } else { Err(libc::EINVAL) }
@@ -85,7 +92,7 @@ pub(crate) fn opcode_of(qp_type: ibv_qp_type, opcode: ibv_wr_opcode) -> Result<O
 /// The core's flags; EINVAL for unknown ones and for INLINE where the request brings data in.
 pub(crate) fn check_flags(opcode: Opcode, flags: u32) -> Result<u8> {
     const KNOWN: u32 = IBV_SEND_FENCE | IBV_SEND_SIGNALED | IBV_SEND_SOLICITED | IBV_SEND_INLINE;
-    if flags & !KNOWN != 0 || flags & IBV_SEND_INLINE != 0 && opcode.has_response() {
+    if flags & !KNOWN != 0 || flags & IBV_SEND_INLINE != 0 && (opcode.has_response() || opcode.is_local()) {
         return Err(libc::EINVAL);
     }
     // The values are those of the header.
@@ -142,8 +149,8 @@ mod tests {
     #[test]
     fn opcode_of_knows_what_each_transport_has() {
         for opcode in 0..=16 {
-            let rc = opcode <= IBV_WR_ATOMIC_FETCH_AND_ADD;
-            let uc = opcode <= IBV_WR_SEND_WITH_IMM;
+            let rc = opcode <= IBV_WR_SEND_WITH_INV;
+            let uc = opcode <= IBV_WR_SEND_WITH_IMM || opcode == IBV_WR_LOCAL_INV || opcode == IBV_WR_BIND_MW;
             let ud = opcode == IBV_WR_SEND || opcode == IBV_WR_SEND_WITH_IMM;
             for (qp_type, legal) in [(IBV_QPT_RC, rc), (IBV_QPT_UC, uc), (IBV_QPT_UD, ud)] {
                 let got = opcode_of(qp_type, opcode);

@@ -176,6 +176,11 @@ impl Qp {
         (attr, init)
     }
 
+    /// It has the requests that bind and invalidate windows.
+    pub(crate) fn has_windows(&self) -> bool {
+        matches!(self.qp_type, IBV_QPT_RC | IBV_QPT_UC)
+    }
+
     /// Ends the QP; waits for the acknowledgement of delivered events. Then the object may be dropped.
     pub(crate) fn destroy(&self) -> Result<()> {
         self.pd.context.open.qp_gone(&self.engine);

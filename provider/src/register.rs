@@ -5,6 +5,7 @@ use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::OnceLock;
 
+use parking_lot::Mutex;
 use rdma_core_sys::dl::{DlError, Libibverbs, verbs_context_of};
 use rdma_core_sys::private::*;
 use rdma_core_sys::*;
@@ -51,7 +52,7 @@ static DEVICE_OPS: Constant<verbs_device_ops> = Constant(verbs_device_ops {
     static_providers: ptr::null(),
     match_device: None,
     alloc_context: Some(alloc_context),
-    import_context: None,
+    import_context: Some(import_context),
     alloc_device: Some(alloc_device),
     uninit_device: Some(uninit_device),
 });
@@ -85,6 +86,51 @@ unsafe extern "C" fn alloc_device(_: *mut verbs_sysfs_dev) -> *mut verbs_device 
 unsafe extern "C" fn uninit_device(device: *mut verbs_device) {
     // SAFETY: libibverbs gives back what alloc_device made, when nobody uses it any more.
     drop(unsafe { Box::from_raw(device) });
+}
+
+/// `ibv_import_device`: another context over the process's device. EOPNOTSUPP for a descriptor of another process,
+/// whose objects lie in that process's memory.
+unsafe extern "C" fn import_context(device: *mut ibv_device, cmd_fd: c_int) -> *mut verbs_context {
+    if !OPEN.lock().iter().any(|open| same_file(*open, cmd_fd)) {
+        logger::init_early();
+        log::error!("a device can be imported only within the process that opened it");
+        set_errno(libc::EOPNOTSUPP);
+        return ptr::null_mut();
+    }
+    // SAFETY: as our caller's; libibverbs hands the descriptor over.
+    unsafe {
+        let verbs = alloc_context(device, cmd_fd, ptr::null_mut());
+        if let Some(verbs) = verbs.as_mut() {
+            // libibverbs puts a channel of the kernel's making into its place.
+            libc::close(std::mem::replace(&mut verbs.context.async_fd, -1));
+            if let Some(context) = &*(*(&raw mut *verbs).cast::<ContextMemory>()).state {
+                context.events_come_later();
+            }
+        }
+        verbs
+    }
+}
+
+/// The descriptors of the contexts that are open, to know one of ours again when it is imported.
+static OPEN: Mutex<Vec<c_int>> = Mutex::new(Vec::new());
+
+/// Two descriptors are of one open file. Where the kernel does not say so they may be: handles are random, and what
+/// is imported by them is found or not.
+fn same_file(a: c_int, b: c_int) -> bool {
+    const KCMP_FILE: c_int = 0;
+    // SAFETY: compares two descriptors of this process.
+    let order = unsafe {
+        let me = libc::getpid();
+        libc::syscall(
+            libc::SYS_kcmp,
+            me,
+            me,
+            KCMP_FILE,
+            libc::c_ulong::from(a as u32),
+            libc::c_ulong::from(b as u32),
+        )
+    };
+    order <= 0
 }
 
 unsafe extern "C" fn alloc_context(
@@ -138,6 +184,7 @@ unsafe fn open(lib: &Libibverbs, device: *mut ibv_device, memory: *mut ContextMe
         (lib.set_ops)(verbs, &raw const OPS);
         // Set by us, so that libibverbs does not ask the kernel for one.
         (*verbs).context.async_fd = async_fd;
+        OPEN.lock().push((*verbs).context.cmd_fd);
         (*verbs).context.num_comp_vectors = context.comp_vectors as c_int;
         (&raw mut (*memory).state).write(ManuallyDrop::new(Some(context)));
         Ok(())
@@ -151,6 +198,11 @@ pub(crate) unsafe extern "C" fn free_context(context: *mut ibv_context) {
     unsafe {
         let memory = verbs_context_of(context).cast::<ContextMemory>();
         let state = ManuallyDrop::take(&mut (*memory).state);
+        let mut open = OPEN.lock();
+        if let Some(at) = open.iter().position(|fd| *fd == (*context).cmd_fd) {
+            open.swap_remove(at);
+        }
+        drop(open);
         let _ = guarded("ibv_close_device", || {
             // Objects that the application has left keep the context's memory, but nothing of them works on.
             state.as_ref().inspect(|context| context.close());

@@ -13,7 +13,7 @@ use rdma_core_sys::*;
 
 use crate::chain;
 use crate::ffi::{CPart, Errno, Result, object};
-use crate::post::{check_atomic_length, check_flags, check_inline, check_sges, total};
+use crate::post::{check_atomic_length, check_flags, check_inline, check_sges, sig_all, total};
 use crate::qp::Qp;
 
 /// A batch being built. It holds the engine's send lock from start to complete or abort.
@@ -64,23 +64,10 @@ impl Builder {
         let (wr_id, flags) = qp.c.wr_id_flags();
         // INLINE is chosen by the setter here.
         let flags = match check_flags(opcode, flags & !IBV_SEND_INLINE) {
-            Ok(flags) => flags | if qp.sq_sig_all { send_flags::SIGNALED } else { 0 },
+            Ok(flags) => flags | sig_all(qp),
             Err(errno) => return self.fail(Err(errno)),
         };
-        let mut wqe = SendWqe {
-            wr_id,
-            opcode,
-            flags,
-            num_sge: 0,
-            inline_len: 0,
-            length: 0,
-            imm: 0,
-            remote_addr: 0,
-            rkey: 0,
-            compare_add: 0,
-            swap: 0,
-            dest: None,
-        };
+        let mut wqe = SendWqe::new(wr_id, opcode, flags);
         fill(&mut wqe);
         self.open = Some(wqe);
     }
@@ -108,7 +95,7 @@ impl Builder {
     fn set_inline<'a>(&mut self, max: u32, parts: impl Iterator<Item = &'a [u8]> + Clone) {
         let length: u64 = parts.clone().map(|part| part.len() as u64).sum();
         let outcome = match (&mut self.post, self.open.take()) {
-            (Some(post), Some(mut wqe)) if !wqe.opcode.has_response() => {
+            (Some(post), Some(mut wqe)) if !wqe.opcode.has_response() && !wqe.opcode.is_local() => {
                 check_inline(u32::try_from(length).unwrap_or(u32::MAX), max).and_then(|inline_len| {
                     wqe.flags |= send_flags::INLINE;
                     (wqe.inline_len, wqe.length) = (inline_len, u32::from(inline_len));
@@ -155,9 +142,15 @@ impl Builder {
 
 /// The operations a QP can be asked for with `send_ops_flags`.
 const OPS_RC: u64 = OPS_UC
-    | (IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD)
-        as u64;
-const OPS_UC: u64 = OPS_UD | (IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM) as u64;
+    | (IBV_QP_EX_WITH_RDMA_READ
+        | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
+        | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
+        | IBV_QP_EX_WITH_SEND_WITH_INV) as u64;
+const OPS_UC: u64 = OPS_UD
+    | (IBV_QP_EX_WITH_RDMA_WRITE
+        | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
+        | IBV_QP_EX_WITH_LOCAL_INV
+        | IBV_QP_EX_WITH_BIND_MW) as u64;
 const OPS_UD: u64 = (IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM) as u64;
 
 /// EOPNOTSUPP when the transport does not have one of the operations.
@@ -227,6 +220,15 @@ pub(crate) fn set_functions(qp: &mut verbs_qp, ops: u64) {
     if asked(IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD) {
         ex.wr_atomic_fetch_add = Some(wr_atomic_fetch_add);
     }
+    if asked(IBV_QP_EX_WITH_LOCAL_INV) {
+        ex.wr_local_inv = Some(wr_local_inv);
+    }
+    if asked(IBV_QP_EX_WITH_BIND_MW) {
+        ex.wr_bind_mw = Some(wr_bind_mw);
+    }
+    if asked(IBV_QP_EX_WITH_SEND_WITH_INV) {
+        ex.wr_send_inv = Some(wr_send_inv);
+    }
 }
 
 /// Runs `f` on the QP and its builder.
@@ -283,6 +285,32 @@ unsafe extern "C" fn wr_send(qp: *mut ibv_qp_ex) {
 unsafe extern "C" fn wr_send_imm(qp: *mut ibv_qp_ex, imm: __be32) {
     // SAFETY: as wr_send.
     unsafe { building(qp, |qp, builder| builder.open(qp, Opcode::SendImm, |wqe| wqe.imm = imm)) };
+}
+
+unsafe extern "C" fn wr_send_inv(qp: *mut ibv_qp_ex, key: u32) {
+    // SAFETY: as wr_send.
+    unsafe { building(qp, |qp, builder| builder.open(qp, Opcode::SendInv, |wqe| wqe.imm = key)) };
+}
+
+unsafe extern "C" fn wr_local_inv(qp: *mut ibv_qp_ex, key: u32) {
+    // SAFETY: as wr_send.
+    unsafe { building(qp, |qp, builder| builder.open(qp, Opcode::LocalInv, |wqe| wqe.imm = key)) };
+}
+
+unsafe extern "C" fn wr_bind_mw(
+    qp: *mut ibv_qp_ex,
+    mw: *mut ibv_mw,
+    rkey: u32,
+    info: *const ibv_mw_bind_info,
+) {
+    // SAFETY: as wr_send; the application passes a live window and a valid description.
+    unsafe {
+        let bind = info.as_ref().ok_or(libc::EINVAL).and_then(|info| chain::window_bind(mw, rkey, info));
+        building(qp, |qp, builder| match bind {
+            Ok(bind) => builder.open(qp, Opcode::BindWindow, |wqe| wqe.set_bind(&bind)),
+            Err(errno) => builder.fail(Err(errno)),
+        })
+    };
 }
 
 unsafe extern "C" fn wr_rdma_write(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64) {
@@ -409,7 +437,7 @@ mod tests {
                 assert_eq!(check_ops(qp_type, op), expected, "type {qp_type}, bit {bit}");
             }
         }
-        assert_eq!(check_ops(IBV_QPT_RC, IBV_QP_EX_WITH_BIND_MW.into()), Err(libc::EOPNOTSUPP));
+        assert_eq!(check_ops(IBV_QPT_RC, IBV_QP_EX_WITH_TSO.into()), Err(libc::EOPNOTSUPP));
         assert_eq!(check_ops(IBV_QPT_RAW_PACKET, IBV_QP_EX_WITH_SEND.into()), Err(libc::EOPNOTSUPP));
         assert_eq!(check_ops(IBV_QPT_RC, 0), Ok(()));
     }

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError};
 
 use metaroce_config::DeviceConfig;
+use metaroce_proto::Sge;
 
 use crate::cq::{Cq, CqNotify};
 use crate::drive::Engine;
@@ -82,7 +83,35 @@ impl Device {
         })
     }
 
-    /// Kills a key. When this returns, no byte passes under it any more.
+    /// Registers memory that reads as zeros and takes writes without a trace; gives its key, for local use.
+    pub fn register_null_mr(&self, pd: u32) -> Result<u32, Errno> {
+        self.engine.control(|core, _| core.io(&self.engine)?.endpoint.register_null_mr(pd).map_err(errno_of))
+    }
+
+    /// Makes a memory window of type 1 or 2 that shows nothing yet; gives its first key.
+    pub fn create_window(&self, pd: u32, type2: bool) -> Result<u32, Errno> {
+        self.engine
+            .control(|core, _| core.io(&self.engine)?.endpoint.create_window(pd, type2).map_err(errno_of))
+    }
+
+    /// Ends the window that this is, or was, a key of. When this returns, no byte passes through it any more.
+    pub fn destroy_window(&self, key: u32) -> Result<(), Errno> {
+        self.engine.control(|core, _| {
+            let io = core.io.as_mut().ok_or(libc::EINVAL)?;
+            io.endpoint.destroy_window(key).map_err(errno_of)
+        })
+    }
+
+    /// The address behind a local SGE, if it lies in a region of the PD that grants `rights`.
+    pub fn local_memory(&self, pd: u32, sge: &Sge, rights: u32) -> Option<u64> {
+        let found = self.engine.control(|core, _| {
+            let io = core.io.as_mut().ok_or(libc::EINVAL)?;
+            io.endpoint.local_memory(pd, sge, rights).ok_or(libc::EFAULT)
+        });
+        found.ok()
+    }
+
+    /// Kills a key. When this returns, no byte passes under it any more. EBUSY while a window is bound to the region.
     pub fn deregister_mr(&self, key: u32) -> Result<(), Errno> {
         self.engine.control(|core, _| {
             let io = core.io.as_mut().ok_or(libc::EINVAL)?;

@@ -240,12 +240,14 @@ fn status_from(value: u8) -> WcStatus {
 }
 
 fn opcode_from(value: u8) -> WcOpcode {
-    const ALL: [WcOpcode; 7] = [
+    const ALL: [WcOpcode; 9] = [
         WcOpcode::Send,
         WcOpcode::RdmaWrite,
         WcOpcode::RdmaRead,
         WcOpcode::CompSwap,
         WcOpcode::FetchAdd,
+        WcOpcode::BindWindow,
+        WcOpcode::LocalInv,
         WcOpcode::Recv,
         WcOpcode::RecvRdmaWithImm,
     ];

@@ -19,6 +19,11 @@ pub enum Piece {
         /// Length.
         len: u32,
     },
+    /// Zeros (what a null region reads as).
+    Zeros {
+        /// Length.
+        len: u32,
+    },
 }
 
 /// Packets for one path. All packets but the last have the same size, the last is not larger: one GSO datagram.

@@ -30,7 +30,23 @@ impl Endpoint {
     ) -> Result<(), Refused> {
         self.mrs.change(key, pd, range, access)
     }
-    /// Kills a key; when it returns no byte passes any more.
+    /// Registers memory that reads as zeros and takes writes without a trace, for local use.
+    pub fn register_null_mr(&mut self, pd: u32) -> Result<u32, Refused> {
+        self.mrs.add_null(pd)
+    }
+    /// Makes a memory window that shows nothing yet; gives its first key.
+    pub fn create_window(&mut self, pd: u32, type2: bool) -> Result<u32, Refused> {
+        self.mrs.add_window(pd, type2)
+    }
+    /// Ends the window that this is, or was, a key of.
+    pub fn destroy_window(&mut self, key: u32) -> Result<(), Refused> {
+        self.mrs.remove_window(key)
+    }
+    /// The address behind a local SGE, if `rights` are granted there.
+    pub fn local_memory(&self, pd: u32, sge: &Sge, rights: u32) -> Option<u64> {
+        self.mrs.check(sge.lkey, pd, sge.addr, u64::from(sge.len), rights).map(|m| m.0)
+    }
+    /// Kills a region's key; when it returns no byte passes any more. Busy while a window is bound to it.
     pub fn deregister_mr(&mut self, key: u32) -> Result<(), Refused> {
         self.mrs.remove(key)
     }
@@ -184,6 +200,7 @@ impl Endpoint {
     pub fn destroy_qp(&mut self, now: Nanos, qpn: Qpn) -> Result<(), Refused> {
         self.qps.get(qpn).ok_or(Refused::NotFound)?;
         self.reset_qp(now, qpn);
+        self.mrs.unbind_qp(qpn);
         let qp = self.qps.remove(qpn).ok_or(Refused::NotFound)?;
         if let Some(srq) = qp.init.srq.and_then(|s| self.srqs.get_mut(s)) {
             srq.users -= 1;

@@ -2,7 +2,7 @@
 
 use crate::burst::{Piece, TxBurst};
 use crate::config::limits;
-use crate::connection::packet::{scatter, slices};
+use crate::connection::packet::{piece, scatter, slices};
 use crate::endpoint::{Endpoint, parts};
 use crate::memory::Memory;
 use crate::parts::{Parts, complete_send};
@@ -125,8 +125,7 @@ fn add_datagram<S: Sink>(p: &mut Parts<'_, S>, index: u16, burst: &mut TxBurst) 
     let pd = qp.init.pd;
     let gathered = inline
         || slices(qp.tx.sq.sges(&wqe), 0, wqe.wr.length, |s| {
-            let (va, _) = p.mrs.check(s.lkey, pd, s.addr, u64::from(s.len), 0)?;
-            burst.pieces.push(Piece::Memory { va, len: s.len });
+            burst.pieces.push(piece(p.mrs, pd, s)?);
             Some(())
         })
         .is_some();

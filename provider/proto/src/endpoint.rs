@@ -54,7 +54,7 @@ macro_rules! parts {
             config: &$self.config,
             qps: &mut $self.qps,
             srqs: &mut $self.srqs,
-            mrs: &$self.mrs,
+            mrs: &mut $self.mrs,
             timers: &mut $self.timers,
             active: &mut $self.active,
             acked: &mut $self.acked,

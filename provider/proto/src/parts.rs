@@ -22,7 +22,7 @@ pub struct Parts<'a, S> {
     /// Shared receive queues.
     pub srqs: &'a mut SrqTable,
     /// Memory regions.
-    pub mrs: &'a MrTable,
+    pub mrs: &'a mut MrTable,
     /// Deadlines.
     pub timers: &'a mut Timers,
     /// Connections with something to send.
@@ -208,10 +208,12 @@ pub fn complete_send(qp: &mut Qp, wqe: &Wqe, status: WcStatus, sink: &mut impl S
     }
     let opcode = match wqe.wr.opcode {
         Opcode::Write | Opcode::WriteImm => WcOpcode::RdmaWrite,
-        Opcode::Send | Opcode::SendImm => WcOpcode::Send,
+        Opcode::Send | Opcode::SendImm | Opcode::SendInv => WcOpcode::Send,
         Opcode::Read => WcOpcode::RdmaRead,
         Opcode::CompareSwap => WcOpcode::CompSwap,
         Opcode::FetchAdd => WcOpcode::FetchAdd,
+        Opcode::BindWindow => WcOpcode::BindWindow,
+        Opcode::LocalInv | Opcode::Nop => WcOpcode::LocalInv,
     };
     let completion = Completion {
         wr_id: wqe.wr.wr_id,

@@ -70,12 +70,28 @@ pub enum Opcode {
     CompareSwap = 5,
     /// Fetch and add.
     FetchAdd = 6,
+    /// Takes its memory from a window of ours; nothing of it travels but its place in the order.
+    LocalInv = 7,
+    /// Binds a window of ours; nothing of it travels but its place in the order.
+    BindWindow = 8,
+    /// Send that also invalidates a window of the responder's.
+    SendInv = 9,
+    /// On the wire: the place of an operation that is the requester's alone.
+    Nop = 127,
 }
 
 impl Opcode {
     /// Consumes a receive at the responder.
     pub fn consumes_recv(self) -> bool {
-        matches!(self, Opcode::WriteImm | Opcode::Send | Opcode::SendImm)
+        self.is_send() || self == Opcode::WriteImm
+    }
+    /// Its payload goes where a receive says.
+    pub fn is_send(self) -> bool {
+        matches!(self, Opcode::Send | Opcode::SendImm | Opcode::SendInv)
+    }
+    /// Executed by the requester alone.
+    pub fn is_local(self) -> bool {
+        matches!(self, Opcode::LocalInv | Opcode::BindWindow)
     }
     /// Completed by a response, not by an acknowledgement.
     pub fn has_response(self) -> bool {
@@ -107,7 +123,7 @@ pub struct SendWqe {
     pub inline_len: u16,
     /// Message length in bytes: the sum of the SGEs or `inline_len`; 8 for atomics.
     pub length: u32,
-    /// Immediate data, as it goes on the wire (`__be32` read natively).
+    /// Immediate data, as it goes on the wire (`__be32` read natively); SendInv, LocalInv: the key to invalidate.
     pub imm: u32,
     /// Remote address (Write, Read, atomics).
     pub remote_addr: u64,
@@ -119,6 +135,56 @@ pub struct SendWqe {
     pub swap: u64,
     /// Where it goes (UD); `None` on connected QPs.
     pub dest: Option<Destination>,
+}
+
+/// What BindWindow does. It lies in the members of a [`SendWqe`] that name the memory of other operations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bind {
+    /// The window's key from now on; its high 24 bits say which window.
+    pub new_key: u32,
+    /// lkey of the region.
+    pub region: u32,
+    /// First byte, in the region's iova space.
+    pub addr: u64,
+    /// Bytes.
+    pub len: u64,
+    /// What peers may do: `IBV_ACCESS_REMOTE_*` and ZERO_BASED.
+    pub access: u32,
+}
+
+impl SendWqe {
+    /// A request without data, memory or destination.
+    pub fn new(wr_id: u64, opcode: Opcode, flags: u8) -> Self {
+        SendWqe {
+            wr_id,
+            opcode,
+            flags,
+            num_sge: 0,
+            inline_len: 0,
+            length: 0,
+            imm: 0,
+            remote_addr: 0,
+            rkey: 0,
+            compare_add: 0,
+            swap: 0,
+            dest: None,
+        }
+    }
+    /// Makes the request bind a window.
+    pub fn set_bind(&mut self, bind: &Bind) {
+        (self.rkey, self.remote_addr, self.compare_add) = (bind.new_key, bind.addr, bind.len);
+        self.swap = u64::from(bind.region) << 32 | u64::from(bind.access);
+    }
+    /// What [`SendWqe::set_bind`] put in.
+    pub fn bind(&self) -> Bind {
+        Bind {
+            new_key: self.rkey,
+            region: (self.swap >> 32) as u32,
+            addr: self.remote_addr,
+            len: self.compare_add,
+            access: self.swap as u32,
+        }
+    }
 }
 
 /// Where a datagram goes: the address handle resolved, and what the work request says beside it.
@@ -193,6 +259,8 @@ pub enum WcOpcode {
     RdmaRead = 2,
     CompSwap = 3,
     FetchAdd = 4,
+    BindWindow = 5,
+    LocalInv = 6,
     Recv = 128,
     RecvRdmaWithImm = 129,
 }
@@ -201,6 +269,8 @@ pub enum WcOpcode {
 pub const WC_GRH: u8 = 1;
 /// `IBV_WC_WITH_IMM`.
 pub const WC_WITH_IMM: u8 = 2;
+/// `IBV_WC_WITH_INV`.
+pub const WC_WITH_INV: u8 = 8;
 
 /// One completion, handed to [`Sink::complete`]; maps to `ibv_wc`.
 #[derive(Debug, Clone, Copy)]
@@ -215,7 +285,7 @@ pub struct Completion {
     pub wc_flags: u8,
     /// Bytes received (receives, Read, atomics) or sent.
     pub byte_len: u32,
-    /// Immediate data if WITH_IMM.
+    /// Immediate data if WITH_IMM; the key that was invalidated if WITH_INV.
     pub imm: u32,
     /// The local QP.
     pub qpn: Qpn,

@@ -333,6 +333,20 @@ macro_rules! typed_ops {
 }
 
 typed_ops! {
+    advise_mr(*mut ibv_pd, ib_uverbs_advise_mr_advice, u32, *mut ibv_sge, u32) -> c_int;
+    alloc_dm(*mut ibv_context, *mut ibv_alloc_dm_attr) -> *mut ibv_dm;
+    alloc_mw(*mut ibv_pd, ibv_mw_type) -> *mut ibv_mw;
+    alloc_null_mr(*mut ibv_pd) -> *mut ibv_mr;
+    bind_mw(*mut ibv_qp, *mut ibv_mw, *mut ibv_mw_bind) -> c_int;
+    dealloc_mw(*mut ibv_mw) -> c_int;
+    free_dm(*mut ibv_dm) -> c_int;
+    import_dm(*mut ibv_context, u32) -> *mut ibv_dm;
+    import_mr(*mut ibv_pd, u32) -> *mut ibv_mr;
+    import_pd(*mut ibv_context, u32) -> *mut ibv_pd;
+    reg_dm_mr(*mut ibv_pd, *mut ibv_dm, u64, usize, c_uint) -> *mut ibv_mr;
+    unimport_dm(*mut ibv_dm);
+    unimport_mr(*mut ibv_mr);
+    unimport_pd(*mut ibv_pd);
     alloc_parent_domain(*mut ibv_context, *mut ibv_parent_domain_init_attr) -> *mut ibv_pd;
     alloc_pd(*mut ibv_context) -> *mut ibv_pd;
     alloc_td(*mut ibv_context, *mut ibv_td_init_attr) -> *mut ibv_td;

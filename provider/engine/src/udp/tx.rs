@@ -188,9 +188,17 @@ fn iovec(burst: &TxBurst, piece: &Piece) -> libc::iovec {
             let bytes = &burst.bytes[start as usize..(start + len) as usize];
             libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
         }
+        Piece::Zeros { len } => {
+            // No piece is longer than a packet.
+            let bytes = &ZEROS[..(len as usize).min(ZEROS.len())];
+            libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
+        }
         Piece::Memory { va, len } => libc::iovec { iov_base: va as *mut libc::c_void, iov_len: len as usize },
     }
 }
+
+/// What null regions read as.
+static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
 
 impl Scratch {
     /// One `sendmsg`; several packets as one GSO datagram. Gives the number of packets, or an errno.

@@ -93,7 +93,7 @@ impl Builder {
         self.size = burst.pieces[first..]
             .iter()
             .map(|x| match x {
-                Piece::Bytes { len, .. } | Piece::Memory { len, .. } => *len,
+                Piece::Bytes { len, .. } | Piece::Memory { len, .. } | Piece::Zeros { len } => *len,
             })
             .sum();
     }
@@ -166,8 +166,14 @@ impl Builder {
             let wqe = qp.tx.sq.get_mut(msn)?;
             wqe.attempt = attempt;
             let rights = if wqe.wr.opcode.has_response() { access::LOCAL_WRITE } else { 0 };
+            let first = !std::mem::replace(&mut wqe.executed, true);
             let wqe = *wqe;
             let pd = qp.init.pd;
+            let who = (pd, qp.qpn);
+            if first && let Err(status) = execute(p.mrs, &wqe.wr, who) {
+                p.fail_local(conn, index, msn, status);
+                return None;
+            }
             let good =
                 qp.tx.sq.sges(&wqe).all(|s| {
                     s.len == 0 || p.mrs.check(s.lkey, pd, s.addr, u64::from(s.len), rights).is_some()
@@ -297,7 +303,7 @@ impl Builder {
         let wqe = qp.tx.sq.get(f.msn)?;
         let wr = &wqe.wr;
         let request = Request {
-            opcode: wr.opcode,
+            opcode: if wr.opcode.is_local() { Opcode::Nop } else { wr.opcode },
             solicited: wr.flags & send_flags::SOLICITED != 0,
             dst_qpn: qp.attrs.dest_qpn,
             src_qpn: qp.qpn,
@@ -327,8 +333,7 @@ impl Builder {
         self.flush(burst);
         let pd = qp.init.pd;
         slices(qp.tx.sq.sges(wqe), f.offset, f.len, |s| {
-            let (va, _) = p.mrs.check(s.lkey, pd, s.addr, u64::from(s.len), 0)?;
-            burst.pieces.push(Piece::Memory { va, len: s.len });
+            burst.pieces.push(piece(p.mrs, pd, s)?);
             Some(())
         })
     }
@@ -364,12 +369,22 @@ impl Builder {
             RespWork::Read { raddr, rkey } if f.len > 0 => {
                 self.flush(burst);
                 let addr = raddr.wrapping_add(u64::from(f.offset));
-                let (va, _) = p.mrs.check(rkey, pd, addr, u64::from(f.len), access::REMOTE_READ)?;
+                let who = (pd, qp.qpn);
+                let (va, _) = p.mrs.check_remote(rkey, who, addr, u64::from(f.len), access::REMOTE_READ)?;
                 burst.pieces.push(Piece::Memory { va, len: f.len });
             }
             RespWork::Read { .. } => {}
         }
         Some(())
+    }
+}
+
+/// Does what a request is to its requester alone, when its turn to be sent has come.
+fn execute(mrs: &mut MrTable, wr: &SendWqe, who: (u32, Qpn)) -> Result<(), WcStatus> {
+    match wr.opcode {
+        Opcode::BindWindow if !mrs.bind(&wr.bind(), who) => Err(WcStatus::MwBindErr),
+        Opcode::LocalInv if !mrs.invalidate(wr.imm, who) => Err(WcStatus::LocQpOpErr),
+        _ => Ok(()),
     }
 }
 
@@ -411,6 +426,12 @@ pub fn slices(
     (left == 0).then_some(())
 }
 
+/// The piece of a packet that an SGE names; `None` if it may not be read.
+pub fn piece(mrs: &MrTable, pd: u32, s: Sge) -> Option<Piece> {
+    let (va, mr) = mrs.check(s.lkey, pd, s.addr, u64::from(s.len), 0)?;
+    Some(if mr.is_null() { Piece::Zeros { len: s.len } } else { Piece::Memory { va, len: s.len } })
+}
+
 /// Copies `bytes` into the parts of `sges` that begin at `offset`; `None` if one may not be written.
 pub fn scatter(
     mrs: &MrTable,
@@ -424,7 +445,7 @@ pub fn scatter(
     slices(sges, offset, bytes.len() as u32, |s| {
         let (head, tail) = rest.split_at(s.len as usize);
         rest = tail;
-        let (va, _) = mrs.check(s.lkey, pd, s.addr, u64::from(s.len), access::LOCAL_WRITE)?;
-        mem.place(va, head).ok()
+        let (va, mr) = mrs.check(s.lkey, pd, s.addr, u64::from(s.len), access::LOCAL_WRITE)?;
+        if mr.is_null() { Some(()) } else { mem.place(va, head).ok() }
     })
 }

@@ -219,10 +219,10 @@ pub enum Denied {
 pub fn operation_allowed(qp: &Qp, f: &Request<'_>) -> Result<(), Denied> {
     let invalid = Err(Denied::Fatal(RefuseCode::InvalidRequest, None));
     let needed = match f.opcode {
-        Opcode::Send | Opcode::SendImm => return Ok(()),
         Opcode::Write | Opcode::WriteImm => access::REMOTE_WRITE,
         Opcode::Read => access::REMOTE_READ,
         Opcode::CompareSwap | Opcode::FetchAdd => access::REMOTE_ATOMIC,
+        _ => return Ok(()),
     };
     if qp.attrs.access & needed == 0 {
         return invalid;
@@ -255,7 +255,7 @@ fn receive_ready<S: Sink>(p: &mut Parts<'_, S>, index: u16, f: &Request<'_>) -> 
             None => return Ok(()),
         }
     }
-    if !matches!(f.opcode, Opcode::Send | Opcode::SendImm) {
+    if !f.opcode.is_send() {
         return Ok(());
     }
     let Some(entry) = qp.rq.get(f.recv_index) else { return Ok(()) };
@@ -273,16 +273,17 @@ fn receive_ready<S: Sink>(p: &mut Parts<'_, S>, index: u16, f: &Request<'_>) -> 
 pub fn key_good<S: Sink>(p: &mut Parts<'_, S>, index: u16, f: &Request<'_>) -> Result<(), Denied> {
     let Some(qp) = p.qps.at(index) else { return Ok(()) };
     let rights = match f.opcode {
-        Opcode::Send | Opcode::SendImm => return Ok(()),
         Opcode::Write | Opcode::WriteImm => access::REMOTE_WRITE,
         Opcode::Read => access::REMOTE_READ,
         Opcode::CompareSwap | Opcode::FetchAdd => access::REMOTE_ATOMIC,
+        _ => return Ok(()),
     };
     // An empty Read or Write touches no memory: its key is not looked at (IBTA o9-? and common practice).
     if f.total == 0 {
         return Ok(());
     }
-    let good = p.mrs.check(f.rkey, qp.init.pd, f.raddr, u64::from(f.total), rights).is_some();
+    let who = (qp.init.pd, qp.qpn);
+    let good = p.mrs.check_remote(f.rkey, who, f.raddr, u64::from(f.total), rights).is_some();
     good.then_some(()).ok_or(Denied::Fatal(RefuseCode::Access, None))
 }
 
@@ -382,7 +383,7 @@ fn place<S: Sink>(p: &mut Parts<'_, S>, index: u16, msn: u64, f: &Request<'_>, m
     let pd = qp.init.pd;
     let len = f.payload.len() as u32;
     match f.opcode {
-        Opcode::Send | Opcode::SendImm => {
+        _ if f.opcode.is_send() => {
             let pd = qp.init.srq.and_then(|s| p.srqs.get_mut(s)).map_or(pd, |s| s.pd);
             let Some(entry) = qp.rq.get(f.recv_index) else { return };
             let placed = scatter(p.mrs, pd, qp.rq.sges(entry), f.offset, f.payload, mem);
@@ -391,9 +392,8 @@ fn place<S: Sink>(p: &mut Parts<'_, S>, index: u16, msn: u64, f: &Request<'_>, m
         }
         Opcode::Write | Opcode::WriteImm if len > 0 => {
             let addr = f.raddr.wrapping_add(u64::from(f.offset));
-            let Some((va, mr)) = p.mrs.check(f.rkey, pd, addr, u64::from(len), access::REMOTE_WRITE) else {
-                return;
-            };
+            let target = p.mrs.check_remote(f.rkey, (pd, qp.qpn), addr, u64::from(len), access::REMOTE_WRITE);
+            let Some((va, mr)) = target else { return };
             let result = if mr.relaxed() {
                 mem.place(va, f.payload)
             } else if in_order && len == f.total {
@@ -448,6 +448,12 @@ fn advance<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: u16, mem: &mut
             return fail(p, index, fatal);
         }
         let Some(qp) = p.qps.at(index) else { return };
+        if msg.opcode == Opcode::SendInv && !p.mrs.invalidate(msg.imm, (qp.init.pd, qp.qpn)) {
+            let recv_status = Some(WcStatus::LocAccessErr);
+            let fatal = Fatal { msn, code: RefuseCode::Access, recv_status };
+            refuse_fatal(p, conn, index, fatal, msg.attempt);
+            return fail(p, index, fatal);
+        }
         qp.rx.msgs.pop_front();
         qp.rx.next_msn += 1;
         if msg.opcode.consumes_recv() {
@@ -462,7 +468,8 @@ fn release<S: Sink>(p: &mut Parts<'_, S>, index: u16, msg: &RxMsg, mem: &mut imp
     let held = usize::from(msg.held);
     let addr = msg.raddr.wrapping_add(u64::from(msg.total) - held as u64);
     // The key may have been deregistered meanwhile: then not a byte passes.
-    if let Some((va, _)) = p.mrs.check(msg.rkey, qp.init.pd, addr, held as u64, access::REMOTE_WRITE) {
+    let who = (qp.init.pd, qp.qpn);
+    if let Some((va, _)) = p.mrs.check_remote(msg.rkey, who, addr, held as u64, access::REMOTE_WRITE) {
         let result = mem.place_last(va, &msg.hold[limits::HOLD_BYTES - held..]);
         p.faults += u32::from(result.is_err());
     }
@@ -472,12 +479,16 @@ fn release<S: Sink>(p: &mut Parts<'_, S>, index: u16, msg: &RxMsg, mem: &mut imp
 pub fn deliver<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: u16, msg: &RxMsg) {
     let Some(qp) = p.qps.at(index) else { return };
     let Some(entry) = qp.rq.pop() else { return };
-    let with_imm = msg.opcode != Opcode::Send;
+    let wc_flags = match msg.opcode {
+        Opcode::Send => 0,
+        Opcode::SendInv => WC_WITH_INV,
+        _ => WC_WITH_IMM,
+    };
     let completion = Completion {
         wr_id: entry.wr_id,
         status: WcStatus::Success,
         opcode: if msg.opcode == Opcode::WriteImm { WcOpcode::RecvRdmaWithImm } else { WcOpcode::Recv },
-        wc_flags: if with_imm { WC_WITH_IMM } else { 0 },
+        wc_flags,
         byte_len: msg.total,
         imm: msg.imm,
         qpn: qp.qpn,

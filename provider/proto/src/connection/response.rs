@@ -20,15 +20,16 @@ pub fn execute<S: Sink>(
 ) -> Result<(), Fatal> {
     let access_error = Fatal { msn, code: RefuseCode::Access, recv_status: None };
     let Some(qp) = p.qps.at(index) else { return Err(access_error) };
-    let pd = qp.init.pd;
+    let who = (qp.init.pd, qp.qpn);
     let work = if msg.opcode == Opcode::Read {
         if msg.total > 0 {
             let len = u64::from(msg.total);
-            p.mrs.check(msg.rkey, pd, msg.raddr, len, access::REMOTE_READ).ok_or(access_error)?;
+            p.mrs.check_remote(msg.rkey, who, msg.raddr, len, access::REMOTE_READ).ok_or(access_error)?;
         }
         RespWork::Read { raddr: msg.raddr, rkey: msg.rkey }
     } else {
-        let (va, _) = p.mrs.check(msg.rkey, pd, msg.raddr, 8, access::REMOTE_ATOMIC).ok_or(access_error)?;
+        let target = p.mrs.check_remote(msg.rkey, who, msg.raddr, 8, access::REMOTE_ATOMIC);
+        let (va, _) = target.ok_or(access_error)?;
         let old = match msg.opcode {
             Opcode::CompareSwap => mem.compare_swap(va, msg.compare_add, msg.swap),
             _ => mem.fetch_add(va, msg.compare_add),

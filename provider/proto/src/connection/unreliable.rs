@@ -21,7 +21,8 @@ pub fn accept<S: Sink>(
 ) {
     let Some(qp) = p.qps.at(index) else { return };
     let msn = unwrap32(f.msn, qp.rx.next_msn);
-    if msn < qp.rx.next_msn || f.opcode.has_response() {
+    // What invalidates must be reliable: a stream that cannot repair it does not have it.
+    if msn < qp.rx.next_msn || f.opcode.has_response() || f.opcode == Opcode::SendInv {
         p.stats.uc_dropped += 1;
         return;
     }
@@ -67,7 +68,7 @@ fn check<S: Sink>(p: &mut Parts<'_, S>, index: u16, f: &Request<'_>) -> Result<(
         let Some(qp) = p.qps.at(index) else { return Ok(()) };
         let base = qp.rq.base();
         let entry = qp.rq.get(base).ok_or(Denied::NoReceive(base))?;
-        if !matches!(f.opcode, Opcode::WriteImm) && u64::from(f.total) > entry.capacity {
+        if f.opcode.is_send() && u64::from(f.total) > entry.capacity {
             return Err(Denied::Fatal(RefuseCode::InvalidRequest, None));
         }
     }
@@ -83,7 +84,7 @@ fn place<S: Sink>(
     let denied = Denied::Fatal(RefuseCode::Operation, Some(WcStatus::LocProtErr));
     let Some(qp) = p.qps.at(index) else { return Ok(()) };
     let len = f.payload.len() as u32;
-    if matches!(f.opcode, Opcode::Send | Opcode::SendImm) {
+    if f.opcode.is_send() {
         let pd = qp.init.srq.and_then(|s| p.srqs.get_mut(s)).map_or(qp.init.pd, |s| s.pd);
         let Some(entry) = qp.rq.get(qp.rq.base()) else { return Ok(()) };
         let placed = scatter(p.mrs, pd, qp.rq.sges(entry), f.offset, f.payload, mem);
@@ -95,7 +96,9 @@ fn place<S: Sink>(
     }
     let addr = f.raddr.wrapping_add(u64::from(f.offset));
     let unreachable = Denied::Fatal(RefuseCode::Access, None);
-    let Some((va, _)) = p.mrs.check(f.rkey, qp.init.pd, addr, u64::from(len), access::REMOTE_WRITE) else {
+    let who = (qp.init.pd, qp.qpn);
+    let target = p.mrs.check_remote(f.rkey, who, addr, u64::from(len), access::REMOTE_WRITE);
+    let Some((va, _)) = target else {
         return Err(unreachable);
     };
     let last = f.offset + len == f.total;

@@ -20,6 +20,8 @@ pub struct Wqe {
     pub acked: u32,
     /// Response bytes placed.
     pub answered: u32,
+    /// What it does at the requester is done (it may be sent in several attempts).
+    pub executed: bool,
     /// All of it is accepted (and answered).
     pub done: bool,
 }
@@ -71,6 +73,7 @@ impl SendQueue {
                 attempt: 0,
                 acked: 0,
                 answered: 0,
+                executed: false,
                 done: false,
             });
             sge0 += u64::from(wr.num_sge);

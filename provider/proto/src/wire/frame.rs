@@ -123,7 +123,7 @@ pub struct Request<'a> {
     pub raddr: u64,
     /// Remote key.
     pub rkey: u32,
-    /// Immediate.
+    /// Immediate; with SendInv the key to invalidate.
     pub imm: u32,
     /// Compare value or addend.
     pub compare_add: u64,
@@ -340,8 +340,31 @@ fn opcode(value: u8) -> Option<Opcode> {
         4 => Opcode::Read,
         5 => Opcode::CompareSwap,
         6 => Opcode::FetchAdd,
+        7 => Opcode::SendInv,
+        8 => Opcode::Nop,
         _ => return None,
     })
+}
+
+/// The number of an operation on the wire.
+fn opcode_number(opcode: Opcode) -> u8 {
+    match opcode {
+        Opcode::SendInv => 7,
+        Opcode::Nop | Opcode::LocalInv | Opcode::BindWindow => 8,
+        // The first seven are numbered as in the verbs API.
+        _ => opcode as u8,
+    }
+}
+
+/// A remote address and key follow the fixed part.
+fn has_remote(opcode: Opcode) -> bool {
+    use Opcode::*;
+    matches!(opcode, Write | WriteImm | Read | CompareSwap | FetchAdd)
+}
+
+/// An immediate, or the key to invalidate, follows.
+fn has_imm(opcode: Opcode) -> bool {
+    matches!(opcode, Opcode::WriteImm | Opcode::SendImm | Opcode::SendInv)
 }
 
 fn parse_request<'a>(r: &mut Reader<'a>) -> Option<Request<'a>> {
@@ -353,11 +376,11 @@ fn parse_request<'a>(r: &mut Reader<'a>) -> Option<Request<'a>> {
     let (life, cpn, units, attempt) = (r.u32()?, r.u32()?, r.u16()?, r.u16()?);
     let (msn, total, offset, recv_index) = (r.u32()?, r.u32()?, r.u32()?, r.u32()?);
     let (mut raddr, mut rkey, mut imm, mut compare_add, mut swap) = (0, 0, 0, 0, 0);
-    if !matches!(opcode, Opcode::Send | Opcode::SendImm) {
+    if has_remote(opcode) {
         raddr = r.u64()?;
         rkey = r.u32()?;
     }
-    if matches!(opcode, Opcode::WriteImm | Opcode::SendImm) {
+    if has_imm(opcode) {
         imm = r.u32()?;
     }
     if matches!(opcode, Opcode::CompareSwap | Opcode::FetchAdd) {
@@ -372,7 +395,8 @@ fn parse_request<'a>(r: &mut Reader<'a>) -> Option<Request<'a>> {
         u64::from(offset) + length as u64 <= u64::from(total) && (length > 0 || total == 0)
     };
     let atomic_sized = !matches!(opcode, Opcode::CompareSwap | Opcode::FetchAdd) || total == 8;
-    (fits && atomic_sized && units > 0).then_some(Request {
+    let placeless = opcode != Opcode::Nop || total == 0;
+    (fits && atomic_sized && placeless && units > 0).then_some(Request {
         opcode,
         solicited: op & SOLICITED != 0,
         dst_qpn,
@@ -426,8 +450,8 @@ fn parse_response<'a>(r: &mut Reader<'a>) -> Option<Response<'a>> {
 pub fn request_header_bytes(opcode: Opcode) -> usize {
     REQUEST_BYTES
         + match opcode {
-            Opcode::Send => 0,
-            Opcode::SendImm => 4,
+            Opcode::Send | Opcode::Nop | Opcode::LocalInv | Opcode::BindWindow => 0,
+            Opcode::SendImm | Opcode::SendInv => 4,
             Opcode::Write | Opcode::Read => 12,
             Opcode::WriteImm => 16,
             Opcode::CompareSwap | Opcode::FetchAdd => 28,
@@ -438,7 +462,7 @@ impl Request<'_> {
     /// Appends the frame's header; `length` payload bytes follow it (the `payload` field is not written).
     pub fn write_header(&self, length: u16, out: &mut Vec<u8>) {
         let solicited = if self.solicited { SOLICITED } else { 0 };
-        out.extend_from_slice(&[REQUEST, self.opcode as u8 | solicited]);
+        out.extend_from_slice(&[REQUEST, opcode_number(self.opcode) | solicited]);
         out.extend_from_slice(&length.to_be_bytes());
         for word in [self.dst_qpn.0, self.src_qpn.0, self.life, self.cpn] {
             out.extend_from_slice(&word.to_be_bytes());
@@ -448,11 +472,11 @@ impl Request<'_> {
         for word in [self.msn, self.total, self.offset, self.recv_index] {
             out.extend_from_slice(&word.to_be_bytes());
         }
-        if !matches!(self.opcode, Opcode::Send | Opcode::SendImm) {
+        if has_remote(self.opcode) {
             out.extend_from_slice(&self.raddr.to_be_bytes());
             out.extend_from_slice(&self.rkey.to_be_bytes());
         }
-        if matches!(self.opcode, Opcode::WriteImm | Opcode::SendImm) {
+        if has_imm(self.opcode) {
             out.extend_from_slice(&self.imm.to_be_bytes());
         }
         if matches!(self.opcode, Opcode::CompareSwap | Opcode::FetchAdd) {

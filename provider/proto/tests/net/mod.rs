@@ -232,6 +232,7 @@ impl Net {
                     Piece::Bytes { start, len } => {
                         bytes.extend_from_slice(&burst.bytes[start as usize..(start + len) as usize])
                     }
+                    Piece::Zeros { len } => bytes.resize(bytes.len() + len as usize, 0),
                     Piece::Memory { va, len } => {
                         let at = bytes.len();
                         bytes.resize(at + len as usize, 0);
