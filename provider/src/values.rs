@@ -32,12 +32,15 @@ fn completion_values_are_those_of_the_header() {
         (WcOpcode::RdmaRead, IBV_WC_RDMA_READ),
         (WcOpcode::CompSwap, IBV_WC_COMP_SWAP),
         (WcOpcode::FetchAdd, IBV_WC_FETCH_ADD),
+        (WcOpcode::BindWindow, IBV_WC_BIND_MW),
+        (WcOpcode::LocalInv, IBV_WC_LOCAL_INV),
         (WcOpcode::Recv, IBV_WC_RECV),
         (WcOpcode::RecvRdmaWithImm, IBV_WC_RECV_RDMA_WITH_IMM),
     ] {
         assert_eq!(core as u32, header, "{core:?}");
     }
     assert_eq!(u32::from(WC_WITH_IMM), IBV_WC_WITH_IMM);
+    assert_eq!(u32::from(WC_WITH_INV), IBV_WC_WITH_INV);
 }
 
 #[test]
@@ -86,47 +89,37 @@ fn state_and_transport_values_are_those_of_the_header() {
 #[test]
 fn table_of_verbs_leaves_out_what_is_not_built() {
     // An op in the table is a promise; what is left out libibverbs answers with EOPNOTSUPP.
-    let set: Vec<_> =
-        OP_NAMES.iter().enumerate().filter(|(i, _)| OPS.is_set(*i)).map(|(_, name)| *name).collect();
+    let unset: Vec<_> =
+        OP_NAMES.iter().enumerate().filter(|(i, _)| !OPS.is_set(*i)).map(|(_, name)| *name).collect();
     assert_eq!(
-        set,
+        unset,
         [
-            "alloc_parent_domain",
-            "alloc_pd",
-            "alloc_td",
-            "async_event",
-            "cq_event",
-            "create_ah",
-            "create_cq",
-            "create_cq_ex",
-            "create_qp",
-            "create_qp_ex",
-            "create_srq",
-            "dealloc_pd",
-            "dealloc_td",
-            "dereg_mr",
-            "destroy_ah",
-            "destroy_cq",
-            "destroy_qp",
-            "destroy_srq",
-            "free_context",
-            "modify_cq",
-            "modify_qp",
-            "modify_srq",
-            "poll_cq",
-            "post_recv",
-            "post_send",
-            "post_srq_recv",
-            "query_device_ex",
-            "query_port",
-            "query_qp",
-            "query_qp_data_in_order",
-            "query_rt_values",
-            "query_srq",
-            "reg_mr",
-            "req_notify_cq",
-            "rereg_mr",
-            "resize_cq",
+            "attach_counters_point_flow",
+            "attach_mcast",
+            "close_xrcd",
+            "create_counters",
+            "create_flow",
+            "create_flow_action_esp",
+            "create_rwq_ind_table",
+            "create_srq_ex",
+            "create_wq",
+            "destroy_counters",
+            "destroy_flow",
+            "destroy_flow_action",
+            "destroy_rwq_ind_table",
+            "destroy_wq",
+            "detach_mcast",
+            "get_srq_num",
+            "modify_flow_action_esp",
+            "modify_qp_rate_limit",
+            "modify_wq",
+            "open_qp",
+            "open_xrcd",
+            "post_srq_ops",
+            "query_ece",
+            "read_counters",
+            "reg_dmabuf_mr",
+            "set_ece",
         ]
     );
 }
