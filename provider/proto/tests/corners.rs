@@ -278,3 +278,35 @@ fn dead_path__a_ping_pong_goes_on() {
     }
     assert!(late <= 3, "{late} of 3000 writes waited for the dead path");
 }
+
+/// An answer never overtakes the completion of what it answers, whatever is lost: programs that wait on one completion
+/// channel for both take them in this order.
+#[test]
+fn answer__comes_after_the_completion_of_its_question() {
+    for (seed, loss, size) in [(7, 0.0, 4), (8, 0.0, 4096), (9, 0.0, 20_000), (10, 0.05, 4), (11, 0.05, 4096)]
+    {
+        let mut net = Net::new(2, seed);
+        let (qa, qb) = net.pair(0, 1);
+        let keys = [net.mr(0, 0, 1 << 20), net.mr(1, 0, 1 << 20)];
+        net.run(5 * MS);
+        net.faults.loss = loss;
+        for round in 0..500_u64 {
+            let seen = [0, 1].map(|host| net.hosts[host].log.completions.len());
+            net.recv(0, qa, 2 * round, sge(500_000, size, keys[0]));
+            net.recv(1, qb, 2 * round, sge(500_000, size, keys[1]));
+            net.send(0, qa, wr(2 * round + 1, Opcode::Send, size, 1), &[sge(0, size, keys[0])]);
+            net.run_until(SECOND, "question", |n| n.hosts[1].log.completions.len() > seen[1]);
+            net.send(1, qb, wr(2 * round + 1, Opcode::Send, size, 1), &[sge(0, size, keys[1])]);
+            let arrived = |n: &mut Net| n.hosts[0].log.completions.iter().any(|c| c.1.wr_id == 2 * round);
+            net.run_until(SECOND, "answer", arrived);
+            let order: Vec<u64> = net.hosts[0].log.completions[seen[0]..].iter().map(|c| c.1.wr_id).collect();
+            assert_eq!(
+                order,
+                [2 * round + 1, 2 * round],
+                "{size} B, {loss} lost, seed {seed}, round {round}"
+            );
+            // The answer's own completion, so that rounds do not mix.
+            net.run_until(SECOND, "end", |n| n.hosts[1].log.completions.len() >= seen[1] + 2);
+        }
+    }
+}

@@ -42,7 +42,7 @@ const PROGRAMS: [Program; 9] = [
 ];
 
 /// Options, each tried alone: what it adds and which programs refuse it.
-const OPTIONS: [(&str, &[&str], Needs); 8] = [
+const OPTIONS: [(&str, &[&str], Needs); 9] = [
     ("plain", &[], Needs::Nothing),
     ("all sizes", &["-a"], Needs::Sizes),
     ("both ways", &["-b"], Needs::Bandwidth),
@@ -50,6 +50,7 @@ const OPTIONS: [(&str, &[&str], Needs); 8] = [
     ("64 qps", &["-q", "64"], Needs::Bandwidth),
     ("lists of 16", &["-l", "16"], Needs::Bandwidth),
     ("events", &["-e"], Needs::Events),
+    ("events, all sizes", &["-e", "-a"], Needs::EventsAndSizes),
     ("old post send", &["--use_old_post_send"], Needs::Nothing),
 ];
 
@@ -73,6 +74,7 @@ enum Needs {
     Bandwidth,
     Events,
     Sizes,
+    EventsAndSizes,
 }
 
 /// One combination.
@@ -93,6 +95,7 @@ pub fn matrix() -> Vec<Case> {
                 Needs::Bandwidth => p.bandwidth,
                 Needs::Events => p.events,
                 Needs::Sizes => p.sizes,
+                Needs::EventsAndSizes => p.events && p.sizes,
             };
             if taken {
                 cases.extend(LOSSES_PER_MILLE.map(|loss_per_mille| Case { program, option, loss_per_mille }));
@@ -156,14 +159,14 @@ impl Case {
         // perftest completes at a time and of the list length: with another number and several QPs that get on unevenly,
         // perftest counts completions that never come, stops polling too early and spins for ever.
         let iterations = match (name, program.bandwidth) {
-            ("all sizes", true) => 64,
-            ("all sizes", false) => 30,
+            (_, true) if words.contains(&"-a") => 64,
+            (_, false) if words.contains(&"-a") => 30,
             ("64 qps", _) => 200,
             (_, true) => 1600,
             (_, false) => 1000,
         };
         all.extend(["-n".to_owned(), iterations.to_string()]);
-        if program.sizes && name != "all sizes" {
+        if program.sizes && !words.contains(&"-a") {
             let size = if program.bandwidth { 65536 } else { 2 };
             all.extend(["-s".to_owned(), size.to_string()]);
         }

@@ -1,6 +1,6 @@
 //! Building one packet: header, frames from retransmissions, requests and responses, acknowledgements that ride along.
 
-use super::requester::{Item, Next, acks_bytes, header, peek, retransmit_header, write_acks};
+use super::requester::{Item, Next, acks_bytes, acks_ride, header, peek, retransmit_header, write_acks};
 use super::{Conn, REQUESTS, RESPONSES};
 use crate::burst::{Piece, TxBurst};
 use crate::config::limits;
@@ -32,16 +32,20 @@ pub fn build_packet<S: Sink>(
         // What the lost packet told is as lost as its data.
         conn.rx_paths.iter_mut().for_each(|rx| rx.untold = rx.untold.max(1));
     }
-    let again = conn.rx_paths.iter().any(|rx| rx.untold > 0);
-    let owed = conn.refusals.is_empty() && (conn.ack.now || conn.ack.deadline.is_some() || again);
-    // Small messages leave room for the acknowledgements that ride along, or they would never leave.
-    let whole_limit = limit.saturating_sub(if owed { acks_bytes(conn) as u32 } else { 0 });
-    let mut b = Builder { start: start as u32, size: HEADER_BYTES as u32, frames: 0, retransmit: false };
+    // Acknowledgements come first: what a message answers is complete before the message itself is.
+    let told =
+        acks_ride(conn) && HEADER_BYTES as u32 + first.header + first.len + acks_bytes(conn) as u32 <= limit;
+    if told {
+        write_acks(p, conn, &mut burst.bytes);
+    }
+    let mut b = Builder { start: start as u32, size: 0, frames: 0, retransmit: false };
+    b.flush(burst);
     let mut next = first;
     loop {
         if !b.emit(p, conn, burst, path, next) && b.frames == 0 {
             burst.bytes.truncate(start);
             burst.pieces.truncate(pieces);
+            conn.ack.now |= told;
             return None;
         }
         // After a memory fault each packet holds one frame, so that the faulting one shows.
@@ -49,12 +53,9 @@ pub fn build_packet<S: Sink>(
             break;
         }
         match peek(p, conn) {
-            Some(n) if n.whole && b.size + n.header + n.len <= whole_limit && fits(&n, path) => next = n,
+            Some(n) if n.whole && b.size + n.header + n.len <= limit && fits(&n, path) => next = n,
             _ => break,
         }
-    }
-    if owed && b.size as usize + acks_bytes(conn) <= limit as usize {
-        write_acks(p, conn, &mut burst.bytes);
     }
     b.flush(burst);
     burst.packets.push((burst.pieces.len() as u32, b.size));

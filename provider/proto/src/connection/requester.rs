@@ -166,6 +166,12 @@ pub fn acks_bytes(conn: &Conn) -> usize {
         + frame::HINT_BYTES
 }
 
+/// Acknowledgements are owed, or were told once only, and may share a packet with data.
+pub fn acks_ride(conn: &Conn) -> bool {
+    let owed = conn.ack.now || conn.ack.deadline.is_some() || conn.rx_paths.iter().any(|rx| rx.untold > 0);
+    owed && conn.refusals.is_empty()
+}
+
 /// Refusals first: an acknowledgement must not be read before the refusal that qualifies it.
 pub fn write_acks<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, out: &mut Vec<u8>) {
     for pending in &conn.refusals {
@@ -286,7 +292,12 @@ fn peek_request<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn) -> Option<Next> 
                 waiting += 1;
                 continue;
             }
-            let (header, len) = segment(conn, wqe, qp.tx.cursor_offset);
+            let (header, mut len) = segment(conn, wqe, qp.tx.cursor_offset);
+            if qp.tx.cursor_offset == 0 && qp.tx.cursor_msn == qp.tx.sq.base_msn() && acks_ride(conn) {
+                // A stream at rest answers: its first packet has room for the acknowledgement of what it answers, so
+                // that the peer learns of its own message's end before it learns of the answer (MR-SACK-10).
+                len = len.min(conn.payload_max.saturating_sub(acks_bytes(conn) as u32));
+            }
             let whole = wqe.wr.length <= conn.payload_max / 2 || wqe.wr.opcode.has_response();
             return Some(Next { item: Item::Request(index), header, len, whole, pin });
         }
@@ -350,7 +361,7 @@ fn sendable(now: Nanos, qp: &Qp, message_window: u64) -> Option<&Wqe> {
 
 /// Builds packets for one path, beginning with `next`; false if no window is open.
 fn fill_data<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, burst: &mut TxBurst, mut next: Next) -> bool {
-    let bulk = next.len == conn.payload_max;
+    let bulk = next.len + acks_bytes(conn) as u32 >= conn.payload_max;
     let singly = conn.singly > 0;
     let most = if bulk && !singly { p.burst_packets(conn.segment) } else { 1 };
     let Some((path, room)) = choose_path(conn, &next, most) else { return false };
