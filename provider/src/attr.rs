@@ -21,6 +21,12 @@ pub(crate) struct Masks {
     pub(crate) optional: u32,
 }
 
+impl Masks {
+    fn without(self, lacks: u32) -> Self {
+        Masks { required: self.required & !lacks, optional: self.optional & !lacks }
+    }
+}
+
 const fn masks(required: u32, optional: u32) -> Masks {
     Masks { required, optional }
 }
@@ -33,6 +39,10 @@ struct Transition {
     uc: Masks,
     ud: Masks,
 }
+
+/// The masks of XRC where they differ from RC's: requesters have no responder's attributes and the other way round.
+const XRC_SEND_LACKS: u32 = IBV_QP_MAX_DEST_RD_ATOMIC | RNR_TIMER;
+const XRC_RECV_LACKS: u32 = IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
 
 const UC_TO_RTR: u32 = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
 const RC_TO_RTR: u32 = UC_TO_RTR | IBV_QP_MAX_DEST_RD_ATOMIC | RNR_TIMER;
@@ -130,9 +140,20 @@ pub(crate) fn transition(qp_type: ibv_qp_type, from: ibv_qp_state, to: ibv_qp_st
     match qp_type {
         // An RC send queue never is in SQE: its errors end the QP.
         IBV_QPT_RC if from != IBV_QPS_SQE => Some(row.rc),
+        IBV_QPT_XRC_SEND if from != IBV_QPS_SQE => Some(row.rc.without(XRC_SEND_LACKS)),
+        IBV_QPT_XRC_RECV if from != IBV_QPS_SQE => Some(row.rc.without(XRC_RECV_LACKS)),
         IBV_QPT_UC => Some(row.uc),
         IBV_QPT_UD => Some(row.ud),
         _ => None,
+    }
+}
+
+/// The mask without what the other side of an XRC connection has: it may be given and means nothing, as in the kernel.
+pub(crate) fn relevant(qp_type: ibv_qp_type, mask: u32) -> u32 {
+    match qp_type {
+        IBV_QPT_XRC_SEND => mask & !XRC_SEND_LACKS,
+        IBV_QPT_XRC_RECV => mask & !XRC_RECV_LACKS,
+        _ => mask,
     }
 }
 

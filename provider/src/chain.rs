@@ -103,6 +103,11 @@ impl<'a> SendRequest<'a> {
             window_bind(bind.mw, bind.rkey, &bind.bind_info)
         }
     }
+    /// The SRQ an XRC message is for.
+    pub(crate) fn remote_srq(self) -> u32 {
+        // SAFETY: a plain integer, whatever member was written.
+        unsafe { self.wr.qp_type.xrc.remote_srqn }
+    }
     /// Where a datagram goes; EINVAL without an address handle of ours.
     pub(crate) fn destination(self) -> Result<Destination> {
         // SAFETY: plain integers and a pointer, whatever member was written.

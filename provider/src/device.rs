@@ -53,6 +53,7 @@ pub(crate) fn query(context: &Context) -> ibv_device_attr_ex {
         | IBV_DEVICE_SYS_IMAGE_GUID
         | IBV_DEVICE_RC_RNR_NAK_GEN
         | IBV_DEVICE_PORT_ACTIVE_EVENT
+        | IBV_DEVICE_XRC
         | IBV_DEVICE_MEM_WINDOW
         | IBV_DEVICE_MEM_WINDOW_TYPE_2B
         | IBV_DEVICE_MEM_MGT_EXTENSIONS
@@ -82,6 +83,7 @@ pub(crate) fn query(context: &Context) -> ibv_device_attr_ex {
         uc_odp_caps: ODP_UD | IBV_ODP_SUPPORT_WRITE,
         ud_odp_caps: ODP_UD,
     };
+    attr.xrc_odp_caps = ODP_RC;
     attr.max_dm_size = MAX_DM_SIZE;
     attr.completion_timestamp_mask = u64::MAX;
     attr.hca_core_clock = CLOCK_KHZ;

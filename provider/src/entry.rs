@@ -8,6 +8,7 @@ use std::mem::MaybeUninit;
 use std::slice;
 use std::sync::Arc;
 
+use metaroce_proto::types::QpType;
 use rdma_core_sys::private::verbs_context_ops;
 use rdma_core_sys::*;
 
@@ -21,11 +22,14 @@ use crate::pd::Pd;
 use crate::qp::{Qp, QpCreate};
 use crate::srq::Srq;
 use crate::td::Td;
+use crate::xrcd::Xrcd;
 use crate::{device, poll, post, register};
 
 mod memory;
+mod xrc;
 
 use memory::*;
+use xrc::*;
 
 /// The verbs this device implements; libibverbs answers EOPNOTSUPP for the rest.
 pub(crate) static OPS: verbs_context_ops = verbs_context_ops::EMPTY
@@ -38,6 +42,7 @@ pub(crate) static OPS: verbs_context_ops = verbs_context_ops::EMPTY
     .alloc_td(alloc_td)
     .async_event(async_event)
     .bind_mw(bind_mw)
+    .close_xrcd(close_xrcd)
     .cq_event(cq_event)
     .create_ah(create_ah)
     .create_cq(create_cq)
@@ -45,6 +50,7 @@ pub(crate) static OPS: verbs_context_ops = verbs_context_ops::EMPTY
     .create_qp(create_qp)
     .create_qp_ex(create_qp_ex)
     .create_srq(create_srq)
+    .create_srq_ex(create_srq_ex)
     .dealloc_mw(dealloc_mw)
     .dealloc_pd(dealloc_pd)
     .dealloc_td(dealloc_td)
@@ -55,12 +61,15 @@ pub(crate) static OPS: verbs_context_ops = verbs_context_ops::EMPTY
     .destroy_srq(destroy_srq)
     .free_context(register::free_context)
     .free_dm(free_dm)
+    .get_srq_num(get_srq_num)
     .import_dm(import_dm)
     .import_mr(import_mr)
     .import_pd(import_pd)
     .modify_cq(modify_cq)
     .modify_qp(modify_qp)
     .modify_srq(modify_srq)
+    .open_qp(open_qp)
+    .open_xrcd(open_xrcd)
     .poll_cq(poll_cq)
     .post_recv(post_recv)
     .post_send(post_send)
@@ -271,7 +280,7 @@ unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -
 unsafe extern "C" fn create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> *mut ibv_srq {
     // SAFETY: module comment.
     verb_ptr("ibv_create_srq", || unsafe {
-        Ok(publish(Srq::create(object(pd)?, &mut attributes(init)?.attr)?))
+        Ok(publish(Srq::create(object(pd)?, &mut attributes(init)?.attr, None)?))
     })
 }
 
@@ -323,14 +332,21 @@ unsafe extern "C" fn create_qp_ex(ctx: *mut ibv_context, attr: *mut ibv_qp_init_
 /// The pointers in `attr` are NULL or live objects of ours.
 unsafe fn new_qp(context: *mut ibv_context, attr: &mut ibv_qp_init_attr_ex) -> Result<*mut ibv_qp> {
     // Before the pointers are looked at: transports that are not there may have none.
-    crate::qp::check_features(attr)?;
+    let kind = crate::qp::check_features(attr)?;
     // SAFETY: upheld by the caller.
     unsafe {
+        let (pd, xrcd) = if kind == QpType::XrcRecv {
+            (Pd::none(crate::ffi::context(context)?), Some(object::<Xrcd>(attr.xrcd)?))
+        } else {
+            (Arc::clone(&object::<Pd>(attr.pd)?.shared), None)
+        };
+        let cq = |cq: *mut ibv_cq, wanted: bool| if wanted { object::<Cq>(cq).map(Some) } else { Ok(None) };
         let create = QpCreate {
-            pd: object(attr.pd)?,
-            send_cq: object(attr.send_cq)?,
-            recv_cq: object(attr.recv_cq)?,
+            pd,
+            send_cq: cq(attr.send_cq, kind != QpType::XrcRecv)?,
+            recv_cq: cq(attr.recv_cq, !matches!(kind, QpType::XrcSend | QpType::XrcRecv))?,
             srq: if attr.srq.is_null() { None } else { Some(object::<Srq>(attr.srq)?) },
+            xrcd,
             attr,
             context,
         };

@@ -115,6 +115,7 @@ zeroable!(
     ibv_ah,
     verbs_device,
     verbs_dm,
+    verbs_xrcd,
     ibv_mw,
     ibv_device_attr_ex,
     ibv_port_attr,
@@ -137,6 +138,11 @@ impl<T: Zeroable> CPart<T> {
 }
 
 impl<T> CPart<T> {
+    /// Changes an object that is not published yet.
+    pub(crate) fn fill(&self, fill: impl FnOnce(&mut T)) {
+        // SAFETY: callers hold the only reference to the object; C does not know it.
+        fill(unsafe { &mut *self.0.get() });
+    }
     /// Its address, as C sees it.
     pub(crate) fn as_ptr(&self) -> *mut T {
         self.0.get()
@@ -345,6 +351,15 @@ impl CPart<verbs_qp> {
 }
 
 impl CPart<verbs_srq> {
+    /// Initialises mutex and condition, as create_srq_ex must.
+    pub(crate) fn init_sync(&self) {
+        let srq = self.as_ptr().cast::<ibv_srq>();
+        // SAFETY: our own object, not yet published.
+        unsafe {
+            libc::pthread_mutex_init(&raw mut (*srq).mutex, ptr::null());
+            libc::pthread_cond_init(&raw mut (*srq).cond, ptr::null());
+        }
+    }
     /// Waits for the acknowledgement of `expected` asynchronous events.
     pub(crate) fn wait_acks(&self, expected: u32) {
         let srq = self.as_ptr().cast::<ibv_srq>();

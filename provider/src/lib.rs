@@ -39,6 +39,7 @@ mod td;
 #[cfg(test)]
 mod values;
 mod wr;
+mod xrcd;
 
 /// Runs when libibverbs loads the library.
 extern "C" fn constructor() {

@@ -105,8 +105,15 @@ fn qp(pd: &Pd, cq: &Cq, send_wr: u32) -> Published<Qp> {
         max_recv_sge: 2,
         max_inline_data: 64,
     };
-    let create =
-        QpCreate { pd, send_cq: cq, recv_cq: cq, srq: None, attr: &mut attr, context: ptr::null_mut() };
+    let create = QpCreate {
+        pd: Arc::clone(&pd.shared),
+        send_cq: Some(cq),
+        recv_cq: Some(cq),
+        srq: None,
+        xrcd: None,
+        attr: &mut attr,
+        context: ptr::null_mut(),
+    };
     Published::new(Qp::create(create).expect("QP"))
 }
 

@@ -73,6 +73,12 @@ impl Pd {
         })
     }
 
+    /// A PD without a C object, for what needs one but is in none.
+    pub(crate) fn none(context: &Arc<Context>) -> Arc<PdShared> {
+        let (number, context) = (context.device.alloc_pd(), Arc::clone(context));
+        Arc::new(PdShared { number, context, _stands_for: None })
+    }
+
     /// It was made by [`Pd::parent_domain`].
     pub(crate) fn is_parent_domain(&self) -> bool {
         self.is_parent

@@ -34,8 +34,10 @@ fn push(qp: &Qp, post: &mut SendPost<'_>, request: SendRequest<'_>) -> Result<()
     let length = total(sges)?;
     let mut wqe = SendWqe::new(request.wr_id(), opcode, flags);
     (wqe.length, wqe.imm) = (length, request.imm());
-    if qp.qp_type == IBV_QPT_UD {
-        wqe.dest = Some(request.destination()?);
+    match qp.qp_type {
+        IBV_QPT_UD => wqe.dest = Some(request.destination()?),
+        IBV_QPT_XRC_SEND => wqe.remote_srq = request.remote_srq(),
+        _ => {}
     }
     match opcode {
         Opcode::CompareSwap | Opcode::FetchAdd => {
@@ -82,7 +84,8 @@ pub(crate) fn opcode_of(qp_type: ibv_qp_type, opcode: ibv_wr_opcode) -> Result<O
         _ => return Err(libc::EINVAL),
     };
     let legal = match qp_type {
-        IBV_QPT_RC => true,
+        IBV_QPT_RC | IBV_QPT_XRC_SEND => true,
+        IBV_QPT_XRC_RECV => false,
         IBV_QPT_UC => !opcode.has_response() && opcode != Opcode::SendInv,
         _ => matches!(opcode, Opcode::Send | Opcode::SendImm),
     };

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use metaroce_engine as engine;
 use metaroce_proto::types::{Event, QpModify, QpState, QpType, Qpn, access};
 use parking_lot::Mutex;
-use rdma_core_sys::private::{VERBS_QP_EX, verbs_qp};
+use rdma_core_sys::private::{VERBS_QP_EX, VERBS_QP_XRCD, verbs_qp};
 use rdma_core_sys::*;
 
 use crate::addr::Addresses;
@@ -16,9 +16,10 @@ use crate::context::Context;
 use crate::cq::Cq;
 use crate::ffi::{CPart, LockedCell, Object, Result};
 use crate::limits::{MAX_INLINE, MAX_QP_WR, MAX_SGE};
-use crate::pd::{Pd, PdShared};
+use crate::pd::PdShared;
 use crate::srq::Srq;
 use crate::wr::{self, Builder};
+use crate::xrcd::{Domain, Xrcd};
 
 /// A queue pair.
 #[repr(C)]
@@ -35,6 +36,7 @@ pub(crate) struct Qp {
     attributes: Mutex<ibv_qp_attr>,
     notify: Arc<Notifier>,
     pd: Arc<PdShared>,
+    _xrcd: Option<Arc<Domain>>,
 }
 
 // SAFETY: repr(C), the C part is first and begins with an ibv_qp.
@@ -44,10 +46,12 @@ unsafe impl Object for Qp {
 
 /// What a QP is made of, checked as far as C structures go.
 pub(crate) struct QpCreate<'a> {
-    pub(crate) pd: &'a Pd,
-    pub(crate) send_cq: &'a Cq,
-    pub(crate) recv_cq: &'a Cq,
+    /// Of an XRC responder, which has none, a PD of no consequence.
+    pub(crate) pd: Arc<PdShared>,
+    pub(crate) send_cq: Option<&'a Cq>,
+    pub(crate) recv_cq: Option<&'a Cq>,
     pub(crate) srq: Option<&'a Srq>,
+    pub(crate) xrcd: Option<&'a Xrcd>,
     /// The caller's attributes, whose `cap` becomes what was granted.
     pub(crate) attr: &'a mut ibv_qp_init_attr_ex,
     pub(crate) context: *mut ibv_context,
@@ -56,18 +60,20 @@ pub(crate) struct QpCreate<'a> {
 impl Qp {
     /// EINVAL for sizes beyond the device's limits, EOPNOTSUPP for what the device does not have.
     pub(crate) fn create(create: QpCreate<'_>) -> Result<Box<Self>> {
-        let QpCreate { pd, send_cq, recv_cq, srq, attr, context } = create;
+        let QpCreate { pd, send_cq, recv_cq, srq, xrcd, attr, context } = create;
         let qp_type = check_features(attr)?;
         let ops = (attr.comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0).then_some(attr.send_ops_flags);
         wr::check_ops(attr.qp_type, ops.unwrap_or(0))?;
-        let cap = granted(&attr.cap, srq.is_some())?;
-        let pd = Arc::clone(&pd.shared);
+        // XRC requesters have no receives, and responders nothing else of their own either.
+        let no_receives = srq.is_some() || matches!(qp_type, QpType::XrcSend | QpType::XrcRecv);
+        let cap = granted(&attr.cap, no_receives)?;
         let notify = Arc::new(Notifier::new(&pd.context));
         let init = engine::QpCreate {
             qp_type,
             pd: pd.number,
-            send_cq: Arc::clone(&send_cq.engine),
-            recv_cq: Arc::clone(&recv_cq.engine),
+            send_cq: send_cq.map(|cq| Arc::clone(&cq.engine)),
+            recv_cq: recv_cq.map(|cq| Arc::clone(&cq.engine)),
+            xrcd: xrcd.map(|xrcd| xrcd.domain.number),
             srq: srq.map(|srq| Arc::clone(&srq.engine)),
             max_send_wr: cap.max_send_wr,
             max_recv_wr: cap.max_recv_wr,
@@ -78,6 +84,9 @@ impl Qp {
         let handle = NotifierHandle(Arc::clone(&notify));
         let engine = pd.context.device.create_qp(&init, Some(Box::new(handle)))?;
         pd.context.open.qp_made(&engine);
+        if let Some(xrcd) = xrcd {
+            xrcd.domain.add(&engine);
+        }
         let qpn = engine.qpn().0;
         let c = CPart::new(|c: &mut verbs_qp| {
             let qp = wr::plain_part(c);
@@ -91,6 +100,10 @@ impl Qp {
             qp.qp_num = qpn;
             qp.state = IBV_QPS_RESET;
             qp.qp_type = attr.qp_type;
+            if xrcd.is_some() {
+                c.xrcd = attr.xrcd.cast();
+                c.comp_mask |= VERBS_QP_XRCD;
+            }
             if let Some(ops) = ops {
                 wr::set_functions(c, ops);
                 c.comp_mask |= VERBS_QP_EX;
@@ -108,6 +121,7 @@ impl Qp {
             attributes: Mutex::default(),
             notify,
             pd,
+            _xrcd: xrcd.map(|xrcd| Arc::clone(&xrcd.domain)),
         });
         qp.notify.events.set_element(qp.c.as_ptr());
         Ok(qp)
@@ -117,6 +131,7 @@ impl Qp {
     pub(crate) fn modify(&self, attr: &ibv_qp_attr, mask: u32) -> Result<()> {
         // Held over the engine's call: two threads' changes must not be recorded in another order than made.
         let mut recorded = self.attributes.lock();
+        let mask = attr::relevant(self.qp_type, mask);
         let to = attr::check_mask(self.qp_type, self.engine.state() as u32, attr, mask)?;
         attr::check_values(attr, mask)?;
         let change = self.change(attr, mask, to)?;
@@ -178,13 +193,49 @@ impl Qp {
 
     /// It has the requests that bind and invalidate windows.
     pub(crate) fn has_windows(&self) -> bool {
-        matches!(self.qp_type, IBV_QPT_RC | IBV_QPT_UC)
+        matches!(self.qp_type, IBV_QPT_RC | IBV_QPT_UC | IBV_QPT_XRC_SEND)
     }
 
-    /// Ends the QP; waits for the acknowledgement of delivered events. Then the object may be dropped.
+    /// Another handle of an XRC responder. Asynchronous events go to the first one.
+    pub(crate) fn open(
+        xrcd: &Xrcd,
+        pd: Arc<PdShared>,
+        attr: &ibv_qp_open_attr,
+        context: *mut ibv_context,
+    ) -> Result<Box<Self>> {
+        let engine = xrcd.domain.responder(attr.qp_num)?;
+        let notify = Arc::new(Notifier::new(&pd.context));
+        let c = CPart::new(|c: &mut verbs_qp| {
+            let qp = wr::plain_part(c);
+            (qp.context, qp.qp_context) = (context, attr.qp_context);
+            qp.handle = crate::ffi::next_handle();
+            (qp.qp_num, qp.state, qp.qp_type) = (attr.qp_num, engine.state() as u32, IBV_QPT_XRC_RECV);
+            (c.xrcd, c.comp_mask) = (attr.xrcd.cast(), VERBS_QP_XRCD);
+        });
+        c.init_sync();
+        let qp = Box::new(Self {
+            c,
+            builder: LockedCell::new(Builder::default()),
+            engine,
+            cap: ibv_qp_cap::default(),
+            sq_sig_all: false,
+            qp_type: IBV_QPT_XRC_RECV,
+            attributes: Mutex::default(),
+            notify,
+            pd,
+            _xrcd: Some(Arc::clone(&xrcd.domain)),
+        });
+        qp.notify.events.set_element(qp.c.as_ptr());
+        Ok(qp)
+    }
+
+    /// Ends the QP; waits for the acknowledgement of delivered events. Then the object may be dropped. An XRC responder
+    /// ends with its last handle.
     pub(crate) fn destroy(&self) -> Result<()> {
-        self.pd.context.open.qp_gone(&self.engine);
-        self.engine.destroy()?;
+        if self.qp_type != IBV_QPT_XRC_RECV || Arc::strong_count(&self.engine) == 1 {
+            self.pd.context.open.qp_gone(&self.engine);
+            self.engine.destroy()?;
+        }
         self.c.wait_acks(self.notify.events.close());
         Ok(())
     }
@@ -192,18 +243,25 @@ impl Qp {
 
 /// EOPNOTSUPP for transports and creation features that are not there, EINVAL without a PD.
 pub(crate) fn check_features(attr: &ibv_qp_init_attr_ex) -> Result<QpType> {
-    const KNOWN: u32 = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+    const KNOWN: u32 = IBV_QP_INIT_ATTR_PD
+        | IBV_QP_INIT_ATTR_XRCD
+        | IBV_QP_INIT_ATTR_CREATE_FLAGS
+        | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
     let wants_flags = attr.comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 && attr.create_flags != 0;
     if attr.comp_mask & !KNOWN != 0 || wants_flags {
         return Err(libc::EOPNOTSUPP);
     }
-    if attr.comp_mask & IBV_QP_INIT_ATTR_PD == 0 {
+    // A responder of XRC is in a domain, all others are in a PD.
+    let within = if attr.qp_type == IBV_QPT_XRC_RECV { IBV_QP_INIT_ATTR_XRCD } else { IBV_QP_INIT_ATTR_PD };
+    if attr.comp_mask & (IBV_QP_INIT_ATTR_XRCD | IBV_QP_INIT_ATTR_PD) != within {
         return Err(libc::EINVAL);
     }
     match attr.qp_type {
         IBV_QPT_RC => Ok(QpType::Rc),
         IBV_QPT_UC => Ok(QpType::Uc),
         IBV_QPT_UD => Ok(QpType::Ud),
+        IBV_QPT_XRC_SEND => Ok(QpType::XrcSend),
+        IBV_QPT_XRC_RECV => Ok(QpType::XrcRecv),
         _ => Err(libc::EOPNOTSUPP),
     }
 }

@@ -1,4 +1,4 @@
-//! Shared receive queues (basic type).
+//! Shared receive queues, basic ones and those of XRC domains.
 
 use std::sync::Arc;
 
@@ -9,20 +9,29 @@ use rdma_core_sys::private::verbs_srq;
 use rdma_core_sys::*;
 
 use crate::channel::Source;
+use crate::cq::Cq;
 use crate::ffi::{CPart, Object, Result, next_handle};
 use crate::limits::{MAX_SRQ_SGE, MAX_SRQ_WR};
 use crate::pd::{Pd, PdShared};
+use crate::xrcd::{Domain, Xrcd};
 
 /// A shared receive queue.
 #[repr(C)]
 pub(crate) struct Srq {
-    c: CPart<verbs_srq>,
+    pub(crate) c: CPart<verbs_srq>,
     pub(crate) engine: Arc<engine::Srq>,
     /// SGEs per request, as granted.
     max_sge: u32,
     max_wr: Mutex<u32>,
     events: Arc<Source<16>>,
     _pd: Arc<PdShared>,
+    xrcd: Option<Arc<Domain>>,
+}
+
+/// The XRC part of an SRQ: its domain, and where its receives complete.
+pub(crate) struct Extended<'a> {
+    pub(crate) xrcd: &'a Xrcd,
+    pub(crate) cq: &'a Cq,
 }
 
 // SAFETY: repr(C), the C part is first and begins with an ibv_srq.
@@ -32,24 +41,44 @@ unsafe impl Object for Srq {
 
 impl Srq {
     /// EINVAL beyond the device's limits. `attr` becomes what was granted. libibverbs fills the rest of the C part.
-    pub(crate) fn create(pd: &Pd, attr: &mut ibv_srq_attr) -> Result<Box<Self>> {
+    pub(crate) fn create(pd: &Pd, attr: &mut ibv_srq_attr, xrc: Option<&Extended<'_>>) -> Result<Box<Self>> {
         if !(1..=MAX_SRQ_WR).contains(&attr.max_wr) || attr.max_sge > MAX_SRQ_SGE {
             return Err(libc::EINVAL);
         }
         let pd = Arc::clone(&pd.shared);
         let max_sge = attr.max_sge.max(1);
         let events = Source::new(Arc::clone(&pd.context.events));
-        let notifier = Notifier(Arc::clone(&events));
-        let engine =
-            pd.context.device.create_srq(pd.number, attr.max_wr, max_sge, Some(Box::new(notifier)))?;
+        let notify: Option<Box<dyn engine::QpNotify>> = Some(Box::new(Notifier(Arc::clone(&events))));
+        let device = &pd.context.device;
+        let engine = match xrc {
+            None => device.create_srq(pd.number, attr.max_wr, max_sge, notify)?,
+            Some(x) => {
+                let (sizes, domain) = ((attr.max_wr, max_sge), x.xrcd.domain.number);
+                device.create_xrc_srq(pd.number, sizes, domain, &x.cq.engine, notify)?
+            }
+        };
         attr.max_sge = max_sge;
         let c = CPart::new(|srq: &mut verbs_srq| {
             srq.srq.handle = next_handle();
-            srq.srq_type = IBV_SRQT_BASIC;
+            srq.srq_type = if xrc.is_some() { IBV_SRQT_XRC } else { IBV_SRQT_BASIC };
+            srq.srq_num = engine.id();
         });
-        let srq = Box::new(Self { c, engine, max_sge, max_wr: Mutex::new(attr.max_wr), events, _pd: pd });
+        let (max_wr, xrcd) = (Mutex::new(attr.max_wr), xrc.map(|x| Arc::clone(&x.xrcd.domain)));
+        let srq = Box::new(Self { c, engine, max_sge, max_wr, events, _pd: pd, xrcd });
         srq.events.set_element(srq.c.as_ptr());
         Ok(srq)
+    }
+
+    /// Fills what libibverbs leaves to the driver in an SRQ of `ibv_create_srq_ex`.
+    pub(crate) fn complete(self: Box<Self>, fill: impl FnOnce(&mut verbs_srq)) -> Box<Self> {
+        self.c.init_sync();
+        self.c.fill(fill);
+        self
+    }
+
+    /// Its number for XRC messages; EINVAL for an SRQ that is in no domain.
+    pub(crate) fn number(&self) -> Result<u32> {
+        if self.xrcd.is_some() { Ok(self.engine.id()) } else { Err(libc::EINVAL) }
     }
 
     /// Changes depth and limit; EINVAL for unknown bits, a depth out of range or a limit beyond the depth.

@@ -7,7 +7,7 @@
 use std::ffi::{c_int, c_void};
 
 use metaroce_engine::SendPost;
-use metaroce_proto::types::{Destination, Opcode, SendWqe, Sge, send_flags};
+use metaroce_proto::types::{Opcode, SendWqe, Sge, send_flags};
 use rdma_core_sys::private::verbs_qp;
 use rdma_core_sys::*;
 
@@ -22,23 +22,25 @@ pub(crate) struct Builder {
     post: Option<SendPost<'static>>,
     /// The request that waits for its setter.
     open: Option<SendWqe>,
-    /// Data of an open datagram that still waits for its address.
+    /// Data of the open request that still waits for its address.
     waiting: Option<Waiting>,
-    /// The QP's requests need an address.
-    datagrams: bool,
+    /// The QP's requests need an address (UD: handle, QPN and Q_Key; XRC: SRQ).
+    needs_address: bool,
+    /// The open request has it.
+    addressed: bool,
     /// The first error.
     error: Option<Errno>,
 }
 
-/// Data of a datagram whose address comes after it; the interface allows either order.
+/// Data of a request whose address comes after it; the interface allows either order.
 enum Waiting {
     Sges(Vec<Sge>),
     Inline(Vec<u8>),
 }
 
 impl Builder {
-    fn begin(&mut self, post: SendPost<'static>, datagrams: bool) {
-        *self = Self { post: Some(post), datagrams, ..Self::default() };
+    fn begin(&mut self, post: SendPost<'static>, needs_address: bool) {
+        *self = Self { post: Some(post), needs_address, ..Self::default() };
     }
 
     fn fail(&mut self, outcome: Result<()>) {
@@ -69,6 +71,7 @@ impl Builder {
         };
         let mut wqe = SendWqe::new(wr_id, opcode, flags);
         fill(&mut wqe);
+        self.addressed = !self.needs_address || opcode.is_local();
         self.open = Some(wqe);
     }
 
@@ -80,7 +83,7 @@ impl Builder {
                     check_atomic_length(length)?;
                 }
                 (wqe.num_sge, wqe.length) = (num_sge, length);
-                if self.datagrams && wqe.dest.is_none() {
+                if !self.addressed {
                     (self.open, self.waiting) = (Some(wqe), Some(Waiting::Sges(sges.collect())));
                     return Ok(());
                 }
@@ -99,7 +102,7 @@ impl Builder {
                 check_inline(u32::try_from(length).unwrap_or(u32::MAX), max).and_then(|inline_len| {
                     wqe.flags |= send_flags::INLINE;
                     (wqe.inline_len, wqe.length) = (inline_len, u32::from(inline_len));
-                    if self.datagrams && wqe.dest.is_none() {
+                    if !self.addressed {
                         let data = parts.flatten().copied().collect();
                         (self.open, self.waiting) = (Some(wqe), Some(Waiting::Inline(data)));
                         return Ok(());
@@ -112,12 +115,13 @@ impl Builder {
         self.fail(outcome);
     }
 
-    /// Gives the open datagram its address, and pushes it if its data came before.
-    fn set_destination(&mut self, dest: Result<Destination>) {
-        let outcome = match (&mut self.post, self.open.take(), dest) {
+    /// Gives the open request its address, and pushes it if its data came before.
+    fn set_address(&mut self, fill: Result<impl FnOnce(&mut SendWqe)>) {
+        let outcome = match (&mut self.post, self.open.take(), fill) {
             (_, _, Err(errno)) => Err(errno),
-            (Some(post), Some(mut wqe), Ok(dest)) => {
-                wqe.dest = Some(dest);
+            (Some(post), Some(mut wqe), Ok(fill)) => {
+                fill(&mut wqe);
+                self.addressed = true;
                 match self.waiting.take() {
                     Some(Waiting::Sges(sges)) => post.push(wqe, sges.into_iter()),
                     Some(Waiting::Inline(data)) => post.push_inline(wqe, std::iter::once(&data[..])),
@@ -156,7 +160,7 @@ const OPS_UD: u64 = (IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM) as u64;
 /// EOPNOTSUPP when the transport does not have one of the operations.
 pub(crate) fn check_ops(qp_type: ibv_qp_type, ops: u64) -> Result<()> {
     let supported = match qp_type {
-        IBV_QPT_RC => OPS_RC,
+        IBV_QPT_RC | IBV_QPT_XRC_SEND => OPS_RC,
         IBV_QPT_UC => OPS_UC,
         IBV_QPT_UD => OPS_UD,
         _ => 0,
@@ -199,6 +203,7 @@ pub(crate) fn set_functions(qp: &mut verbs_qp, ops: u64) {
     ex.wr_set_inline_data = Some(wr_set_inline_data);
     ex.wr_set_inline_data_list = Some(wr_set_inline_data_list);
     ex.wr_set_ud_addr = Some(wr_set_ud_addr);
+    ex.wr_set_xrc_srqn = Some(wr_set_xrc_srqn);
     if asked(IBV_QP_EX_WITH_SEND) {
         ex.wr_send = Some(wr_send);
     }
@@ -249,8 +254,8 @@ unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
     unsafe {
         if let Ok(qp) = object::<Qp>(qp.cast()) {
             let post = std::mem::transmute::<SendPost<'_>, SendPost<'static>>(qp.engine.send());
-            let datagrams = qp.qp_type == IBV_QPT_UD;
-            qp.builder.with(|builder| builder.begin(post, datagrams));
+            let needs_address = matches!(qp.qp_type, IBV_QPT_UD | IBV_QPT_XRC_SEND);
+            qp.builder.with(|builder| builder.begin(post, needs_address));
         }
     }
 }
@@ -384,7 +389,17 @@ unsafe extern "C" fn wr_set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length
 unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32) {
     // SAFETY: as wr_send.
     unsafe {
-        building(qp, |_, builder| builder.set_destination(chain::destination(ah, remote_qpn, remote_qkey)));
+        building(qp, |_, builder| {
+            let dest = chain::destination(ah, remote_qpn, remote_qkey);
+            builder.set_address(dest.map(|dest| move |wqe: &mut SendWqe| wqe.dest = Some(dest)));
+        });
+    };
+}
+
+unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, remote_srqn: u32) {
+    // SAFETY: as wr_send.
+    unsafe {
+        building(qp, |_, builder| builder.set_address(Ok(|wqe: &mut SendWqe| wqe.remote_srq = remote_srqn)))
     };
 }
 

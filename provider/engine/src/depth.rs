@@ -36,7 +36,9 @@ impl Depths {
         if completion.sq_release > 0 {
             qp.send.fetch_add(completion.sq_release, Ordering::Release);
         }
-        if completion.rq_release > 0 {
+        if let Some(srq) = completion.srq {
+            self.srqs[srq as usize].fetch_add(completion.rq_release, Ordering::Release);
+        } else if completion.rq_release > 0 {
             self.release_recv(completion.qpn, completion.rq_release);
         }
     }

@@ -165,7 +165,20 @@ impl Device {
         max_sge: u32,
         notify: Option<Box<dyn QpNotify>>,
     ) -> Result<Arc<Srq>, Errno> {
-        Srq::create(self, pd, max_wr, max_sge, notify)
+        Srq::create(self, pd, max_wr, max_sge, None, notify)
+    }
+
+    /// Makes an SRQ that serves the XRC connections of domain `xrcd`, which the caller numbers; its receives complete
+    /// on `cq`.
+    pub fn create_xrc_srq(
+        self: &Arc<Self>,
+        pd: u32,
+        (max_wr, max_sge): (u32, u32),
+        xrcd: u32,
+        cq: &Arc<Cq>,
+        notify: Option<Box<dyn QpNotify>>,
+    ) -> Result<Arc<Srq>, Errno> {
+        Srq::create(self, pd, max_wr, max_sge, Some((xrcd, cq.clone())), notify)
     }
 
     /// Makes a QP in RESET.

@@ -21,6 +21,7 @@ fn completion(wr_id: u64) -> Completion {
         qpn: Qpn(wr_id as u32),
         src_qp: Qpn(0),
         sq_release: wr_id as u32,
+        srq: None,
         rq_release: 0,
         solicited: false,
     }

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use metaroce_proto::{
-    Event, QpInit, QpModify, QpState, QpType, Qpn, RecvBatch, RecvWqe, SendBatch, SendWqe, Sge, send_flags,
+    CqId, Event, QpInit, QpModify, QpState, QpType, Qpn, RecvBatch, RecvWqe, SendBatch, SendWqe, Sge,
+    send_flags,
 };
 use parking_lot::{Mutex, MutexGuard};
 
@@ -29,10 +30,12 @@ pub struct QpCreate {
     pub qp_type: QpType,
     /// Protection domain number.
     pub pd: u32,
-    /// Where sends complete.
-    pub send_cq: Arc<Cq>,
-    /// Where receives complete.
-    pub recv_cq: Arc<Cq>,
+    /// Where sends complete; none if it sends nothing (XRC).
+    pub send_cq: Option<Arc<Cq>>,
+    /// Where receives complete; none if it has no receives of its own (XRC).
+    pub recv_cq: Option<Arc<Cq>>,
+    /// XRC domain (XrcRecv).
+    pub xrcd: Option<u32>,
     /// Where receives come from, if not from its own queue.
     pub srq: Option<Arc<Srq>>,
     /// Send queue depth.
@@ -47,12 +50,15 @@ pub struct QpCreate {
     pub max_inline: u32,
 }
 
+/// Number of the CQ that is not there.
+const NO_CQ: CqId = CqId::MAX;
+
 /// A queue pair. Dropping it destroys it.
 pub struct Qp {
     shared: Arc<QpShared>,
     device: Arc<Device>,
-    send_cq: Arc<Cq>,
-    recv_cq: Arc<Cq>,
+    send_cq: Option<Arc<Cq>>,
+    recv_cq: Option<Arc<Cq>>,
     srq: Option<Arc<Srq>>,
     destroyed: AtomicBool,
 }
@@ -121,9 +127,10 @@ impl Qp {
         let core_init = QpInit {
             qp_type: init.qp_type,
             pd: init.pd,
-            send_cq: init.send_cq.shared().id(),
-            recv_cq: init.recv_cq.shared().id(),
+            send_cq: init.send_cq.as_ref().map_or(NO_CQ, |cq| cq.shared().id()),
+            recv_cq: init.recv_cq.as_ref().map_or(NO_CQ, |cq| cq.shared().id()),
             srq: init.srq.as_ref().map(|srq| srq.id()),
+            xrcd: init.xrcd,
             max_send_wr: init.max_send_wr,
             max_recv_wr: init.max_recv_wr,
             max_send_sge: init.max_send_sge,
@@ -147,8 +154,7 @@ impl Qp {
                 recv: Mutex::new(Stage { posted: engine.depths.recvs_released(qpn), ..Stage::default() }),
             });
             core.out.add_qp(shared.clone());
-            init.send_cq.shared().add_user();
-            init.recv_cq.shared().add_user();
+            init.send_cq.iter().chain(&init.recv_cq).for_each(|cq| cq.shared().add_user());
             Ok(shared)
         })?;
         Ok(Arc::new(Qp {
@@ -203,8 +209,7 @@ impl Qp {
             }
             core.out.remove_qp(qpn);
             self.forget_posted(&mut core.out);
-            self.send_cq.shared().remove_user();
-            self.recv_cq.shared().remove_user();
+            self.send_cq.iter().chain(&self.recv_cq).for_each(|cq| cq.shared().remove_user());
             self.shared.set_state(QpState::Reset);
             Ok(())
         })
@@ -216,10 +221,9 @@ impl Qp {
         let depths = &self.device.engine().depths;
         // Entries of this very step are not shown yet; the purge wants all of them shown.
         out.publish(self.device.engine());
-        let mut recv_slots = cq::purge(out, self.send_cq.shared(), qpn);
-        if !Arc::ptr_eq(&self.send_cq, &self.recv_cq) {
-            recv_slots += cq::purge(out, self.recv_cq.shared(), qpn);
-        }
+        // A CQ that is both is purged twice, which does no harm.
+        let cqs = self.send_cq.iter().chain(&self.recv_cq);
+        let recv_slots = cqs.map(|cq| cq::purge(out, cq.shared(), qpn)).sum();
         if self.srq.is_some() {
             depths.release_recv(qpn, recv_slots);
         }

@@ -189,12 +189,15 @@ pub(crate) fn capacity(producer: &Producer) -> u32 {
 }
 
 fn encode(c: &Completion) -> [u64; WORDS] {
+    // A receive gives back no send slots: the SRQ it is of takes their place.
+    let high = c.srq.unwrap_or(c.sq_release);
     let small = u64::from(c.status as u8)
         | u64::from(c.opcode as u8) << 8
         | u64::from(c.wc_flags) << 16
         | u64::from(c.solicited) << 24
         | u64::from(c.rq_release & 1) << 25
-        | u64::from(c.sq_release) << 32;
+        | u64::from(c.srq.is_some()) << 26
+        | u64::from(high) << 32;
     [
         c.wr_id,
         u64::from(c.byte_len) | u64::from(c.imm) << 32,
@@ -204,6 +207,7 @@ fn encode(c: &Completion) -> [u64; WORDS] {
 }
 
 fn decode(w: [u64; WORDS]) -> Completion {
+    let (high, from_srq) = ((w[3] >> 32) as u32, w[3] >> 26 & 1 != 0);
     Completion {
         wr_id: w[0],
         byte_len: w[1] as u32,
@@ -215,7 +219,8 @@ fn decode(w: [u64; WORDS]) -> Completion {
         wc_flags: (w[3] >> 16) as u8,
         solicited: w[3] >> 24 & 1 != 0,
         rq_release: (w[3] >> 25 & 1) as u32,
-        sq_release: (w[3] >> 32) as u32,
+        sq_release: if from_srq { 0 } else { high },
+        srq: from_srq.then_some(high),
     }
 }
 
@@ -270,6 +275,7 @@ mod tests {
             src_qp: Qpn(0x12_3456),
             sq_release: u32::MAX,
             rq_release: 1,
+            srq: None,
             solicited: true,
         }
     }
@@ -285,6 +291,8 @@ mod tests {
             c.solicited = status % 2 == 0;
             let d = decode(encode(&c));
             assert_eq!(format!("{c:?}"), format!("{d:?}"));
+            (c.srq, c.sq_release) = (Some(u32::from(status)), 0);
+            assert_eq!(format!("{c:?}"), format!("{:?}", decode(encode(&c))));
         }
     }
 

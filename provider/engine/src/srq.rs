@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use metaroce_proto::{Event, RecvBatch, RecvWqe, Sge, SrqId};
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::cq::Cq;
 use crate::device::Device;
 use crate::doorbell::Queue;
 use crate::limits::SRQS_MAX;
@@ -17,6 +18,8 @@ pub struct Srq {
     shared: Arc<SrqShared>,
     device: Arc<Device>,
     max_sge: u32,
+    /// Where the receives of an XRC SRQ complete.
+    cq: Option<Arc<Cq>>,
     destroyed: AtomicBool,
 }
 
@@ -52,12 +55,17 @@ impl Srq {
         pd: u32,
         max_wr: u32,
         max_sge: u32,
+        xrc: Option<(u32, Arc<Cq>)>,
         notify: Option<Box<dyn QpNotify>>,
     ) -> Result<Arc<Srq>, Errno> {
         let engine = device.engine();
         let shared = engine.control(|core, _| {
             let endpoint = &mut core.io(engine)?.endpoint;
-            let id = endpoint.create_srq(pd, max_wr).map_err(errno_of)?;
+            let id = match &xrc {
+                None => endpoint.create_srq(pd, max_wr),
+                Some((domain, cq)) => endpoint.create_xrc_srq(pd, max_wr, *domain, cq.shared().id()),
+            };
+            let id = id.map_err(errno_of)?;
             if id as usize >= SRQS_MAX {
                 endpoint.destroy_srq(id).map_err(errno_of)?;
                 return Err(libc::ENOMEM);
@@ -70,9 +78,11 @@ impl Srq {
                 stage: Mutex::new(Stage { posted: engine.depths.srq_released(id), ..Stage::default() }),
             });
             core.out.add_srq(shared.clone());
+            xrc.iter().for_each(|(_, cq)| cq.shared().add_user());
             Ok(shared)
         })?;
-        Ok(Arc::new(Srq { shared, device: device.clone(), max_sge, destroyed: AtomicBool::new(false) }))
+        let cq = xrc.map(|(_, cq)| cq);
+        Ok(Arc::new(Srq { shared, device: device.clone(), max_sge, cq, destroyed: AtomicBool::new(false) }))
     }
 
     /// Its number.
@@ -123,6 +133,7 @@ impl Srq {
                 io.endpoint.destroy_srq(self.id()).map_err(errno_of)?;
             }
             self.destroyed.store(true, Ordering::Relaxed);
+            self.cq.iter().for_each(|cq| cq.shared().remove_user());
             core.out.remove_srq(self.id());
             Ok(())
         })

@@ -52,7 +52,13 @@ impl Endpoint {
     }
     /// Makes a shared receive queue.
     pub fn create_srq(&mut self, pd: u32, max_wr: u32) -> Result<SrqId, Refused> {
-        Ok(self.srqs.insert(Srq { pd, max_wr, limit: 0, users: 0, queue: RecvQueue::default() }))
+        Ok(self.srqs.insert(Srq { pd, max_wr, limit: 0, users: 0, xrc: None, queue: RecvQueue::default() }))
+    }
+    /// Makes one that serves the XRC connections of a domain; its receives complete on `cq`.
+    pub fn create_xrc_srq(&mut self, pd: u32, max_wr: u32, xrcd: u32, cq: CqId) -> Result<SrqId, Refused> {
+        let id = self.create_srq(pd, max_wr)?;
+        self.srqs.get_mut(id).ok_or(Refused::NotFound)?.xrc = Some((xrcd, cq));
+        Ok(id)
     }
     /// Changes depth and limit (0 disarms) of an SRQ.
     pub fn modify_srq(&mut self, srq: SrqId, max_wr: Option<u32>, limit: Option<u32>) -> Result<(), Refused> {
@@ -101,7 +107,7 @@ impl Endpoint {
         let qp = self.qps.get(qpn).ok_or(Refused::NotFound)?;
         let was = qp.state;
         let to = change.state.unwrap_or(was);
-        let connected = qp.init.qp_type != QpType::Ud;
+        let connected = qp.init.qp_type.is_connected();
         let a = &mut qp.attrs;
         a.access = change.access.unwrap_or(a.access);
         a.dest_qpn = change.dest_qpn.unwrap_or(a.dest_qpn);
@@ -170,9 +176,7 @@ impl Endpoint {
         let (rx_conn, life, src) = (qp.rx.conn, qp.rx.life, qp.attrs.dest_qpn);
         qp.tx = Default::default();
         qp.rx.reset();
-        if let Some(srq) = qp.init.srq.and_then(|s| self.srqs.get_mut(s)) {
-            qp.rq.give_back(&mut srq.queue, true);
-        }
+        qp.rq.give_back(&mut self.srqs, qp.init.srq, true);
         qp.rq = RecvQueue::default();
         // Whoever waits for the answer of a Read must hear that none will come.
         if let (Some((msn, attempt)), Some(rx_conn), Some(life)) = (unanswered, rx_conn, life)
@@ -233,7 +237,7 @@ impl Endpoint {
         match qp.state {
             QpState::Err => parts::flush(qp, sink),
             QpState::Sqe => parts::flush_sends(qp, sink),
-            _ if qp.init.qp_type == QpType::Ud => self.enqueue_datagrams(qpn),
+            _ if !qp.init.qp_type.is_connected() => self.enqueue_datagrams(qpn),
             _ => self.wake(now, qpn, sink),
         }
     }

@@ -201,6 +201,7 @@ fn deliver<S: Sink>(
         src_qp: d.src_qpn,
         sq_release: 0,
         rq_release: 1,
+        srq: None,
         solicited: d.solicited || placed.is_none(),
     };
     p.sink.complete(qp.init.recv_cq, &completion);

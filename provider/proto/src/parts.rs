@@ -106,7 +106,7 @@ impl<S: Sink> Parts<'_, S> {
         loop {
             if let Some((_, status)) = qp.tx.error.filter(|e| e.0 <= qp.tx.sq.base_msn()) {
                 // An error of its own stops only the send queue of an unreliable QP.
-                let rc = qp.init.qp_type == QpType::Rc;
+                let rc = qp.init.qp_type.is_reliable();
                 let state = if rc { QpState::Err } else { QpState::Sqe };
                 self.sink.event(Event::State(qp.qpn, state));
                 if let Some(wqe) = qp.tx.sq.pop() {
@@ -145,7 +145,7 @@ impl<S: Sink> Parts<'_, S> {
     pub fn bind_receive(&mut self, index: u16) -> bool {
         let Some(qp) = self.qps.at(index) else { return false };
         let Some(id) = qp.init.srq else { return false };
-        let bound = self.srqs.get_mut(id).is_some_and(|srq| qp.rq.take_from(&mut srq.queue));
+        let bound = self.srqs.get_mut(id).is_some_and(|srq| qp.rq.take_from(&mut srq.queue, None));
         // Also when nothing was left: a limit armed on an empty queue would never be reached by taking.
         if self.srqs.limit_reached(id) {
             self.sink.event(Event::SrqLimit(id));
@@ -158,9 +158,7 @@ impl<S: Sink> Parts<'_, S> {
         let Some(qp) = self.qps.at(index) else { return };
         let was = std::mem::replace(&mut qp.state, QpState::Err);
         self.sink.event(Event::State(qp.qpn, QpState::Err));
-        if let Some(srq) = qp.init.srq.and_then(|s| self.srqs.get_mut(s)) {
-            qp.rq.give_back(&mut srq.queue, false);
-        }
+        qp.rq.give_back(self.srqs, qp.init.srq, false);
         flush(qp, self.sink);
         if was != QpState::Err && qp.init.srq.is_some() {
             self.sink.event(Event::LastWqeReached(qp.qpn));
@@ -172,6 +170,7 @@ impl<S: Sink> Parts<'_, S> {
 pub fn flush(qp: &mut Qp, sink: &mut impl Sink) {
     flush_sends(qp, sink);
     while let Some(entry) = qp.rq.pop() {
+        let cq = entry.home.map_or(qp.init.recv_cq, |home| home.1);
         let completion = Completion {
             wr_id: entry.wr_id,
             status: WcStatus::WrFlushErr,
@@ -183,9 +182,10 @@ pub fn flush(qp: &mut Qp, sink: &mut impl Sink) {
             src_qp: qp.attrs.dest_qpn,
             sq_release: 0,
             rq_release: 1,
+            srq: entry.home.map(|home| home.0),
             solicited: true,
         };
-        sink.complete(qp.init.recv_cq, &completion);
+        sink.complete(cq, &completion);
     }
 }
 
@@ -226,6 +226,7 @@ pub fn complete_send(qp: &mut Qp, wqe: &Wqe, status: WcStatus, sink: &mut impl S
         src_qp: qp.attrs.dest_qpn,
         sq_release: std::mem::take(&mut qp.tx.release),
         rq_release: 0,
+        srq: None,
         solicited: status != WcStatus::Success,
     };
     sink.complete(qp.init.send_cq, &completion);

@@ -135,6 +135,8 @@ pub struct SendWqe {
     pub swap: u64,
     /// Where it goes (UD); `None` on connected QPs.
     pub dest: Option<Destination>,
+    /// The SRQ it is for (XRC).
+    pub remote_srq: SrqId,
 }
 
 /// What BindWindow does. It lies in the members of a [`SendWqe`] that name the memory of other operations.
@@ -168,6 +170,7 @@ impl SendWqe {
             compare_add: 0,
             swap: 0,
             dest: None,
+            remote_srq: 0,
         }
     }
     /// Makes the request bind a window.
@@ -295,6 +298,8 @@ pub struct Completion {
     pub sq_release: u32,
     /// Slots of the receive queue (or SRQ) that polling this completion gives back: 0 or 1.
     pub rq_release: u32,
+    /// The SRQ they are of, if that is not the QP's own one (XRC).
+    pub srq: Option<SrqId>,
     /// The message was sent with IBV_SEND_SOLICITED, or the completion is an error: counts for solicited-only arming.
     pub solicited: bool,
 }
@@ -358,6 +363,21 @@ pub enum QpType {
     Uc = 3,
     /// Unreliable datagram.
     Ud = 4,
+    /// Requester of an extended reliable connection: each message names the SRQ it is for.
+    XrcSend = 9,
+    /// Responder of an extended reliable connection.
+    XrcRecv = 10,
+}
+
+impl QpType {
+    /// Acknowledged and repaired.
+    pub fn is_reliable(self) -> bool {
+        matches!(self, QpType::Rc | QpType::XrcSend | QpType::XrcRecv)
+    }
+    /// It has one peer.
+    pub fn is_connected(self) -> bool {
+        self != QpType::Ud
+    }
 }
 
 /// What a QP is made of.
@@ -373,6 +393,8 @@ pub struct QpInit {
     pub recv_cq: CqId,
     /// Shared receive queue, if any.
     pub srq: Option<SrqId>,
+    /// XRC domain (XrcRecv): its messages go to SRQs of it.
+    pub xrcd: Option<u32>,
     /// Send queue depth.
     pub max_send_wr: u32,
     /// Receive queue depth.

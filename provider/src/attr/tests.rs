@@ -265,3 +265,16 @@ fn check_values_knows_the_ranges() {
     assert_eq!(check_values(&good, IBV_QP_ALT_PATH), Err(libc::EOPNOTSUPP));
     assert_eq!(check_values(&good, IBV_QP_PATH_MIG_STATE), Ok(()));
 }
+
+#[test]
+fn xrc_takes_what_its_side_has_and_ignores_the_rest() {
+    let attr = ibv_qp_attr { qp_state: IBV_QPS_RTR, ..Default::default() };
+    let all = IBV_QP_STATE | RC_TO_RTR;
+    for (qp_type, lacks) in [(IBV_QPT_XRC_SEND, XRC_SEND_LACKS), (IBV_QPT_XRC_RECV, XRC_RECV_LACKS)] {
+        let mask = relevant(qp_type, all);
+        assert_eq!(mask, all & !lacks);
+        assert_eq!(check_mask(qp_type, IBV_QPS_INIT, &attr, mask), Ok(IBV_QPS_RTR));
+        assert_eq!(check_mask(qp_type, IBV_QPS_INIT, &attr, mask & !IBV_QP_AV), Err(libc::EINVAL));
+        assert_eq!(check_mask(qp_type, IBV_QPS_INIT, &attr, mask | IBV_QP_QKEY), Err(libc::EINVAL));
+    }
+}

@@ -122,7 +122,7 @@ impl World {
 
     pub(super) fn srq(&self, max_wr: u32) -> Published<Srq> {
         let mut attr = ibv_srq_attr { max_wr, max_sge: 1, srq_limit: 0 };
-        Published::new(Srq::create(self.pd.get(), &mut attr).expect("SRQ"))
+        Published::new(Srq::create(self.pd.get(), &mut attr, None).expect("SRQ"))
     }
 
     pub(super) fn qp(
@@ -144,9 +144,10 @@ impl World {
             max_inline_data: 64,
         };
         let create = QpCreate {
-            pd: self.pd.get(),
-            send_cq: send_cq.get(),
-            recv_cq: recv_cq.get(),
+            pd: Arc::clone(&self.pd.get().shared),
+            xrcd: None,
+            send_cq: Some(send_cq.get()),
+            recv_cq: Some(recv_cq.get()),
             srq: srq.map(Published::get),
             attr: &mut attr,
             context: ptr::null_mut(),

@@ -42,7 +42,7 @@ const PROGRAMS: [Program; 9] = [
 ];
 
 /// Options, each tried alone: what it adds and which programs refuse it.
-const OPTIONS: [(&str, &[&str], Needs); 9] = [
+const OPTIONS: [(&str, &[&str], Needs); 10] = [
     ("plain", &[], Needs::Nothing),
     ("all sizes", &["-a"], Needs::Sizes),
     ("both ways", &["-b"], Needs::Bandwidth),
@@ -51,6 +51,7 @@ const OPTIONS: [(&str, &[&str], Needs); 9] = [
     ("lists of 16", &["-l", "16"], Needs::Bandwidth),
     ("events", &["-e"], Needs::Events),
     ("events, all sizes", &["-e", "-a"], Needs::EventsAndSizes),
+    ("XRC", &["-c", "XRC"], Needs::Nothing),
     ("old post send", &["--use_old_post_send"], Needs::Nothing),
 ];
 

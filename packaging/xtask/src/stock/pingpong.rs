@@ -10,6 +10,8 @@ use crate::workspace::Workspace;
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 const RC: &str = "ibv_rc_pingpong";
+/// It says "success" and no rate; its `-c` is the number of clients.
+const XRC: &str = "ibv_xsrq_pingpong";
 
 /// One way to run one of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,6 +35,12 @@ pub fn matrix() -> Vec<Case> {
     cases.extend([0, 10].map(|loss| Case {
         program: "ibv_srq_pingpong",
         options: &["-c"],
+        size: 4096,
+        loss_per_mille: loss,
+    }));
+    cases.extend([0, 10].map(|loss| Case {
+        program: XRC,
+        options: &["-c", "1"],
         size: 4096,
         loss_per_mille: loss,
     }));
@@ -69,7 +77,8 @@ impl Case {
             if end.output.contains("invalid data") {
                 return Err(Trouble::Fail(ended.text("wrong data arrived")));
             }
-            if !end.output.contains("usec/iter") {
+            let proof = if self.program == XRC { "success" } else { "usec/iter" };
+            if !end.output.contains(proof) {
                 return Err(Trouble::Fail(ended.text("an end did not report its rate")));
             }
         }

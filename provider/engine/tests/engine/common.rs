@@ -118,8 +118,9 @@ pub fn qp_of(pd: u32, cq: &Arc<Cq>, srq: Option<Arc<Srq>>) -> QpCreate {
     QpCreate {
         qp_type: QpType::Rc,
         pd,
-        send_cq: cq.clone(),
-        recv_cq: cq.clone(),
+        send_cq: Some(cq.clone()),
+        recv_cq: Some(cq.clone()),
+        xrcd: None,
         srq,
         max_send_wr: 64,
         max_recv_wr: 64,
@@ -132,18 +133,12 @@ pub fn qp_of(pd: u32, cq: &Arc<Cq>, srq: Option<Arc<Srq>>) -> QpCreate {
 /// A signaled request.
 pub fn wqe(opcode: Opcode, length: u32, remote: (u64, u32)) -> SendWqe {
     SendWqe {
-        wr_id: u64::from(length),
-        opcode,
-        flags: send_flags::SIGNALED,
         num_sge: 1,
-        inline_len: 0,
         length,
         imm: 0x1234_5678,
         remote_addr: remote.0,
         rkey: remote.1,
-        compare_add: 0,
-        swap: 0,
-        dest: None,
+        ..SendWqe::new(u64::from(length), opcode, send_flags::SIGNALED)
     }
 }
 

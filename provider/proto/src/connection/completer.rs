@@ -258,7 +258,7 @@ fn on_accepted<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, frame: &TxFrame) 
 fn on_request_accepted<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, frame: &TxFrame) {
     let now = p.now;
     let Some(qp) = p.qps.at(frame.qp).filter(|q| q.tx.life == frame.life) else { return };
-    if qp.init.qp_type != QpType::Rc {
+    if !qp.init.qp_type.is_reliable() {
         return;
     }
     let Some(wqe) = qp.tx.sq.get_mut(frame.msn).filter(|w| w.attempt == frame.attempt) else { return };
@@ -289,7 +289,7 @@ pub fn on_refuse<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, refuse: &Refuse
     let now = p.now;
     let index = refuse.qpn.index() as u16;
     let Some(qp) = p.qps.get(refuse.qpn).filter(|q| q.tx.life == refuse.life) else { return };
-    if qp.state == QpState::Err || qp.init.qp_type != QpType::Rc {
+    if qp.state == QpState::Err || !qp.init.qp_type.is_reliable() {
         return;
     }
     let tx = &mut qp.tx;

@@ -10,6 +10,7 @@ pub mod requester;
 pub mod responder;
 pub mod response;
 pub mod unreliable;
+mod xrc;
 
 use crate::config::{Config, limits};
 use crate::path::{PathRx, PathTx, TxFrame};

@@ -316,6 +316,7 @@ impl Builder {
             total: wr.length,
             offset: f.offset,
             recv_index: wqe.recv_index,
+            srq: qp.is_xrc().then_some(wr.remote_srq),
             raddr: wr.remote_addr,
             rkey: wr.rkey,
             imm: wr.imm,
@@ -346,7 +347,7 @@ impl Builder {
         f: &TxFrame,
     ) -> Option<()> {
         let qp = p.qps.at(f.qp)?;
-        let (pd, qpn, life) = (qp.init.pd, qp.attrs.dest_qpn, qp.rx.life?);
+        let (qpn, life) = (qp.attrs.dest_qpn, qp.rx.life?);
         let job = *qp.rx.job_mut(f.msn)?;
         let kind = match job.work {
             RespWork::Read { .. } => RespKind::Read,
@@ -370,7 +371,7 @@ impl Builder {
             RespWork::Read { raddr, rkey } if f.len > 0 => {
                 self.flush(burst);
                 let addr = raddr.wrapping_add(u64::from(f.offset));
-                let who = (pd, qp.qpn);
+                let who = (job.pd, qp.qpn);
                 let (va, _) = p.mrs.check_remote(rkey, who, addr, u64::from(f.len), access::REMOTE_READ)?;
                 burst.pieces.push(Piece::Memory { va, len: f.len });
             }

@@ -234,10 +234,12 @@ pub fn retransmit_header<S: Sink>(p: &mut Parts<'_, S>, f: &mut TxFrame) -> u32 
     match f.kind {
         FrameKind::Request => {
             // What an unreliable stream lost stays lost: only its numbers are filled.
-            let live = |q: &&mut Qp| q.tx.life == f.life && q.init.qp_type == QpType::Rc;
-            let wqe = qp.filter(live).and_then(|q| q.tx.sq.get(f.msn));
+            let live = |q: &&mut Qp| q.tx.life == f.life && q.init.qp_type.is_reliable();
+            let qp = qp.filter(live);
+            let xrc = qp.as_ref().is_some_and(|q| q.is_xrc());
+            let wqe = qp.and_then(|q| q.tx.sq.get(f.msn));
             match wqe.filter(|w| w.attempt == f.attempt) {
-                Some(wqe) => return frame::request_header_bytes(wqe.wr.opcode) as u32,
+                Some(wqe) => return frame::request_header_bytes(wqe.wr.opcode, xrc) as u32,
                 None => f.become_void(FrameKind::VoidRequest),
             }
         }
@@ -284,7 +286,8 @@ fn peek_request<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn) -> Option<Next> 
         if let Some(qp) = qp
             && let Some(wqe) = sendable(p.now, qp, conn.message_window)
         {
-            let pinned = qp.init.qp_type == QpType::Uc && !conn.paths.is_empty();
+            // Of XRC messages the receiver must know the SRQs in order, so as to bind receives in order.
+            let pinned = (qp.init.qp_type == QpType::Uc || qp.is_xrc()) && !conn.paths.is_empty();
             let pin = if pinned { Some(pin_of(conn, index)) } else { None };
             if pin.is_some_and(|i| conn.paths[usize::from(i)].room() == 0) {
                 // Its path is full: others need not wait for that.
@@ -292,7 +295,7 @@ fn peek_request<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn) -> Option<Next> 
                 waiting += 1;
                 continue;
             }
-            let (header, mut len) = segment(conn, wqe, qp.tx.cursor_offset);
+            let (header, mut len) = segment(conn, wqe, qp.is_xrc(), qp.tx.cursor_offset);
             if qp.tx.cursor_offset == 0 && qp.tx.cursor_msn == qp.tx.sq.base_msn() && acks_ride(conn) {
                 // A stream at rest answers: its first packet has room for the acknowledgement of what it answers, so
                 // that the peer learns of its own message's end before it learns of the answer (MR-SACK-10).
@@ -323,8 +326,8 @@ fn cpn_room(conn: &Conn, space: usize) -> bool {
 }
 
 /// Header and payload bytes of the part of a request that begins at `offset`.
-fn segment(conn: &Conn, wqe: &Wqe, offset: u32) -> (u32, u32) {
-    let header = frame::request_header_bytes(wqe.wr.opcode) as u32;
+fn segment(conn: &Conn, wqe: &Wqe, xrc: bool, offset: u32) -> (u32, u32) {
+    let header = frame::request_header_bytes(wqe.wr.opcode, xrc) as u32;
     let len = if wqe.wr.opcode.has_response() { 0 } else { (wqe.wr.length - offset).min(conn.payload_max) };
     (header, len)
 }

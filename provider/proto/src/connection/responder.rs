@@ -84,14 +84,17 @@ fn accept<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, f: &Request<'_>, mem: 
     if qp.rx.fatal.is_some_and(|fatal| msn >= fatal.msn) {
         return Outcome::Resolved;
     }
-    // 6. The operation is enabled and well formed.
+    // 6. The operation is enabled and well formed; of XRC it names an SRQ of the domain.
     // 7. A receive is there for it, large enough and writable.
     // 8. The key is good for it.
-    let checked = operation_allowed(qp, f)
-        .and_then(|()| receive_ready(p, index, f))
-        .and_then(|()| key_good(p, index, f));
-    match checked {
-        Ok(()) => {}
+    let checked = operation_allowed(qp, f).and_then(|()| domain(p, index, f)).and_then(|pd| {
+        receive_ready(p, index, pd, f)?;
+        key_good(p, index, pd, f)?;
+        Ok(pd)
+    });
+    let pd = match checked {
+        Ok(pd) => pd,
+        Err(Denied::Later) => return Outcome::NotReceived,
         Err(Denied::NoReceive(first_missing)) => return no_receive(p, conn, f, first_missing),
         Err(Denied::Fatal(code, recv_status)) => {
             let fatal = Fatal { msn, code, recv_status };
@@ -101,7 +104,7 @@ fn accept<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, f: &Request<'_>, mem: 
             advance(p, conn, index, mem);
             return Outcome::Resolved;
         }
-    }
+    };
     // 9. Progress of a refused attempt is forgotten when a later one arrives; an earlier one is ignored.
     let Some(qp) = p.qps.at(index) else { return Outcome::Resolved };
     let Some(msg) = qp.rx.entry(msn) else { return Outcome::NotReceived };
@@ -112,12 +115,12 @@ fn accept<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, f: &Request<'_>, mem: 
         msg.seen = false;
     }
     if !msg.seen {
-        msg.begin(f);
+        msg.begin(f, pd);
     } else if msg.total != f.total || msg.opcode != f.opcode {
         p.stats.rx_malformed += 1;
         return Outcome::NotReceived;
     }
-    place(p, index, msn, f, mem);
+    place(p, index, pd, msn, f, mem);
     advance(p, conn, index, mem);
     Outcome::Resolved
 }
@@ -169,6 +172,7 @@ pub fn on_void(conn: &mut Conn, f: &Void) -> bool {
 fn expects(qp: &Qp, conn: &Conn, f: &Request<'_>) -> bool {
     let known = |ip| conn.peer_ips.contains(&ip);
     qp.receives()
+        && qp.init.qp_type != QpType::XrcSend
         && qp.attrs.dest_qpn == f.src_qpn
         && (conn.self_accepting || qp.attrs.remote.is_some_and(known))
 }
@@ -214,6 +218,23 @@ pub enum Denied {
     NoReceive(u32),
     /// The stream ends at this message.
     Fatal(RefuseCode, Option<WcStatus>),
+    /// It came too early to be judged.
+    Later,
+}
+
+/// The protection domain a request acts in: the QP's, or of XRC that of the SRQ it names.
+fn domain<S: Sink>(p: &mut Parts<'_, S>, index: u16, f: &Request<'_>) -> Result<u32, Denied> {
+    let invalid = Denied::Fatal(RefuseCode::InvalidRequest, None);
+    let Some(qp) = p.qps.at(index) else { return Err(Denied::Later) };
+    match (qp.init.qp_type, f.srq) {
+        (QpType::XrcRecv, Some(id)) => {
+            let srq = p.srqs.get(id).ok_or(invalid)?;
+            let ours = srq.xrc.is_some_and(|(xrcd, _)| Some(xrcd) == qp.init.xrcd);
+            ours.then_some(srq.pd).ok_or(Denied::Fatal(RefuseCode::InvalidRequest, None))
+        }
+        (QpType::XrcRecv, None) | (_, Some(_)) => Err(invalid),
+        _ => Ok(qp.init.pd),
+    }
 }
 
 pub fn operation_allowed(qp: &Qp, f: &Request<'_>) -> Result<(), Denied> {
@@ -236,7 +257,30 @@ pub fn operation_allowed(qp: &Qp, f: &Request<'_>) -> Result<(), Denied> {
     Ok(())
 }
 
-fn receive_ready<S: Sink>(p: &mut Parts<'_, S>, index: u16, f: &Request<'_>) -> Result<(), Denied> {
+fn receive_ready<S: Sink>(p: &mut Parts<'_, S>, index: u16, pd: u32, f: &Request<'_>) -> Result<(), Denied> {
+    if f.srq.is_some() {
+        super::xrc::bind(p, index, f)?;
+    } else {
+        bind_receives(p, index, f)?;
+    }
+    if !f.opcode.is_send() {
+        return Ok(());
+    }
+    let Some(qp) = p.qps.at(index) else { return Ok(()) };
+    let Some(entry) = qp.rq.get(f.recv_index) else { return Ok(()) };
+    if u64::from(f.total) > entry.capacity {
+        return Err(Denied::Fatal(RefuseCode::InvalidRequest, Some(WcStatus::LocLenErr)));
+    }
+    let pd = qp.init.srq.and_then(|s| p.srqs.get_mut(s)).map_or(pd, |s| s.pd);
+    let end = f.offset + f.payload.len() as u32;
+    let writable = slices(qp.rq.sges(entry), f.offset, end - f.offset, |s| {
+        p.mrs.check(s.lkey, pd, s.addr, u64::from(s.len), access::LOCAL_WRITE).map(|_| ())
+    });
+    writable.ok_or(Denied::Fatal(RefuseCode::Operation, Some(WcStatus::LocProtErr)))
+}
+
+/// Has the receives up to the one a request needs; an SRQ's are bound to the QP.
+fn bind_receives<S: Sink>(p: &mut Parts<'_, S>, index: u16, f: &Request<'_>) -> Result<(), Denied> {
     let Some(mut qp) = p.qps.at(index) else { return Ok(()) };
     // Messages behind a missing receive are refused with it, whatever they are: they follow it in order.
     let first_needed = if f.opcode.consumes_recv() { f.recv_index.wrapping_add(1) } else { f.recv_index };
@@ -255,22 +299,10 @@ fn receive_ready<S: Sink>(p: &mut Parts<'_, S>, index: u16, f: &Request<'_>) -> 
             None => return Ok(()),
         }
     }
-    if !f.opcode.is_send() {
-        return Ok(());
-    }
-    let Some(entry) = qp.rq.get(f.recv_index) else { return Ok(()) };
-    if u64::from(f.total) > entry.capacity {
-        return Err(Denied::Fatal(RefuseCode::InvalidRequest, Some(WcStatus::LocLenErr)));
-    }
-    let pd = qp.init.srq.and_then(|s| p.srqs.get_mut(s)).map_or(qp.init.pd, |s| s.pd);
-    let end = f.offset + f.payload.len() as u32;
-    let writable = slices(qp.rq.sges(entry), f.offset, end - f.offset, |s| {
-        p.mrs.check(s.lkey, pd, s.addr, u64::from(s.len), access::LOCAL_WRITE).map(|_| ())
-    });
-    writable.ok_or(Denied::Fatal(RefuseCode::Operation, Some(WcStatus::LocProtErr)))
+    Ok(())
 }
 
-pub fn key_good<S: Sink>(p: &mut Parts<'_, S>, index: u16, f: &Request<'_>) -> Result<(), Denied> {
+pub fn key_good<S: Sink>(p: &mut Parts<'_, S>, index: u16, pd: u32, f: &Request<'_>) -> Result<(), Denied> {
     let Some(qp) = p.qps.at(index) else { return Ok(()) };
     let rights = match f.opcode {
         Opcode::Write | Opcode::WriteImm => access::REMOTE_WRITE,
@@ -282,7 +314,7 @@ pub fn key_good<S: Sink>(p: &mut Parts<'_, S>, index: u16, f: &Request<'_>) -> R
     if f.total == 0 {
         return Ok(());
     }
-    let who = (qp.init.pd, qp.qpn);
+    let who = (pd, qp.qpn);
     let good = p.mrs.check_remote(f.rkey, who, f.raddr, u64::from(f.total), rights).is_some();
     good.then_some(()).ok_or(Denied::Fatal(RefuseCode::Access, None))
 }
@@ -311,6 +343,7 @@ fn no_receive<S: Sink>(
     let Some(qp) = p.qps.get(f.dst_qpn) else { return Outcome::Resolved };
     let timer = qp.attrs.min_rnr_timer;
     qp.rx.starved = true;
+    qp.rx.short_of = f.srq;
     p.stats.rnr_sent += 1;
     refuse(
         conn,
@@ -377,10 +410,16 @@ pub fn refuse_fatal<S: Sink>(
 }
 
 /// Copies the payload to where it belongs. The tail of a Write is held back until everything before it is placed.
-fn place<S: Sink>(p: &mut Parts<'_, S>, index: u16, msn: u64, f: &Request<'_>, mem: &mut impl Memory) {
+fn place<S: Sink>(
+    p: &mut Parts<'_, S>,
+    index: u16,
+    pd: u32,
+    msn: u64,
+    f: &Request<'_>,
+    mem: &mut impl Memory,
+) {
     let Some(qp) = p.qps.at(index) else { return };
     let in_order = msn == qp.rx.next_msn;
-    let pd = qp.init.pd;
     let len = f.payload.len() as u32;
     match f.opcode {
         _ if f.opcode.is_send() => {
@@ -448,7 +487,7 @@ fn advance<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: u16, mem: &mut
             return fail(p, index, fatal);
         }
         let Some(qp) = p.qps.at(index) else { return };
-        if msg.opcode == Opcode::SendInv && !p.mrs.invalidate(msg.imm, (qp.init.pd, qp.qpn)) {
+        if msg.opcode == Opcode::SendInv && !p.mrs.invalidate(msg.imm, (msg.pd, qp.qpn)) {
             let recv_status = Some(WcStatus::LocAccessErr);
             let fatal = Fatal { msn, code: RefuseCode::Access, recv_status };
             refuse_fatal(p, conn, index, fatal, msg.attempt);
@@ -468,7 +507,7 @@ fn release<S: Sink>(p: &mut Parts<'_, S>, index: u16, msg: &RxMsg, mem: &mut imp
     let held = usize::from(msg.held);
     let addr = msg.raddr.wrapping_add(u64::from(msg.total) - held as u64);
     // The key may have been deregistered meanwhile: then not a byte passes.
-    let who = (qp.init.pd, qp.qpn);
+    let who = (msg.pd, qp.qpn);
     if let Some((va, _)) = p.mrs.check_remote(msg.rkey, who, addr, held as u64, access::REMOTE_WRITE) {
         let result = mem.place_last(va, &msg.hold[limits::HOLD_BYTES - held..]);
         p.faults += u32::from(result.is_err());
@@ -495,13 +534,14 @@ pub fn deliver<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: u16, msg: 
         src_qp: qp.attrs.dest_qpn,
         sq_release: 0,
         rq_release: 1,
+        srq: entry.home.map(|home| home.0),
         solicited: msg.solicited,
     };
-    p.sink.complete(qp.init.recv_cq, &completion);
+    p.sink.complete(entry.home.map_or(qp.init.recv_cq, |home| home.1), &completion);
     // Tell the sender of new receives before it runs into the old limit.
     let ahead = qp.rx.told_limit.wrapping_sub(qp.rq.base());
     // A stream on an SRQ needs none until it was refused once: before, it is not limited at all.
-    let told = qp.init.srq.is_none() || qp.rx.starved;
+    let told = qp.init.srq.is_none() && !qp.is_xrc() || qp.rx.starved;
     let limit = qp.recv_limit(p.srqs);
     let half = limit.wrapping_sub(qp.rq.base()) / 2;
     if told && (ahead as i32) <= half as i32 && limit != qp.rx.told_limit {
@@ -527,9 +567,10 @@ pub fn fail<S: Sink>(p: &mut Parts<'_, S>, index: u16, fatal: Fatal) {
             src_qp: qp.attrs.dest_qpn,
             sq_release: 0,
             rq_release: 1,
+            srq: entry.home.map(|home| home.0),
             solicited: true,
         };
-        p.sink.complete(qp.init.recv_cq, &completion);
+        p.sink.complete(entry.home.map_or(qp.init.recv_cq, |home| home.1), &completion);
     }
     if fatal.recv_status.is_none() {
         p.sink.event(match fatal.code {

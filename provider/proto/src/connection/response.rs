@@ -20,7 +20,7 @@ pub fn execute<S: Sink>(
 ) -> Result<(), Fatal> {
     let access_error = Fatal { msn, code: RefuseCode::Access, recv_status: None };
     let Some(qp) = p.qps.at(index) else { return Err(access_error) };
-    let who = (qp.init.pd, qp.qpn);
+    let who = (msg.pd, qp.qpn);
     let work = if msg.opcode == Opcode::Read {
         if msg.total > 0 {
             let len = u64::from(msg.total);
@@ -40,6 +40,7 @@ pub fn execute<S: Sink>(
         conn: conn.index,
         msn,
         attempt: msg.attempt,
+        pd: msg.pd,
         work,
         sent: 0,
         acked: 0,

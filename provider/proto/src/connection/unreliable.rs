@@ -53,7 +53,7 @@ pub fn accept<S: Sink>(
     qp.rx.next_msn = msn + 1;
     if f.opcode.consumes_recv() {
         let mut msg = RxMsg::EMPTY;
-        msg.begin(f);
+        msg.begin(f, qp.init.pd);
         deliver(p, conn, index, &msg);
     }
 }
@@ -61,6 +61,10 @@ pub fn accept<S: Sink>(
 fn check<S: Sink>(p: &mut Parts<'_, S>, index: u16, f: &Request<'_>) -> Result<(), Denied> {
     let Some(qp) = p.qps.at(index) else { return Ok(()) };
     operation_allowed(qp, f)?;
+    if f.srq.is_some() {
+        return Err(Denied::Fatal(RefuseCode::InvalidRequest, None));
+    }
+    let pd = qp.init.pd;
     if f.opcode.consumes_recv() {
         if qp.rq.len() == 0 {
             p.bind_receive(index);
@@ -72,7 +76,7 @@ fn check<S: Sink>(p: &mut Parts<'_, S>, index: u16, f: &Request<'_>) -> Result<(
             return Err(Denied::Fatal(RefuseCode::InvalidRequest, None));
         }
     }
-    key_good(p, index, f)
+    key_good(p, index, pd, f)
 }
 
 fn place<S: Sink>(

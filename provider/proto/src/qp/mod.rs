@@ -72,14 +72,20 @@ impl Qp {
     pub fn receives(&self) -> bool {
         matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe)
     }
+    /// Its messages name the SRQ they are for.
+    pub fn is_xrc(&self) -> bool {
+        matches!(self.init.qp_type, QpType::XrcSend | QpType::XrcRecv)
+    }
     /// First receive index that is not there. On an SRQ that is a guess: others may be faster.
     pub fn recv_limit(&self, srqs: &crate::tables::SrqTable) -> u32 {
-        let shared = self.init.srq.and_then(|s| srqs.get(s)).map_or(0, |srq| srq.queue.len());
+        // Of an XRC stream the last SRQ it was short of.
+        let srq = self.init.srq.or(self.rx.short_of);
+        let shared = srq.and_then(|s| srqs.get(s)).map_or(0, |srq| srq.queue.len());
         self.rq.limit().wrapping_add(shared as u32)
     }
     /// How long the peer may be silent before the QP gives up; `None`: for ever.
     pub fn patience_ns(&self) -> Option<Nanos> {
-        if self.init.qp_type != QpType::Rc {
+        if !self.init.qp_type.is_reliable() {
             return Some(crate::config::limits::UNRELIABLE_PATIENCE_NS);
         }
         // Codes below 10 (4 ms) are shorter than a scheduling hiccup of a software device.

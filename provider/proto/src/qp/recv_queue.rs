@@ -1,5 +1,6 @@
 //! Receives: the queue of a QP, filled by posting or by binding from an SRQ, and the SRQ itself.
 
+use crate::tables::SrqTable;
 use crate::types::*;
 use std::collections::VecDeque;
 
@@ -14,6 +15,8 @@ pub struct RecvEntry {
     pub capacity: u64,
     /// Bytes of a message may have been placed into it.
     pub touched: bool,
+    /// The SRQ it came from and the queue it completes on, if those are not the QP's own (XRC).
+    pub home: Option<(SrqId, CqId)>,
     sge0: u64,
 }
 
@@ -45,7 +48,7 @@ impl RecvQueue {
     }
     /// Its SGEs.
     pub fn sges(&self, entry: &RecvEntry) -> impl Iterator<Item = Sge> + '_ {
-        let at = (entry.sge0 - self.base_sge) as usize;
+        let at = entry.sge0.wrapping_sub(self.base_sge) as usize;
         self.sges.range(at..at + usize::from(entry.num_sge)).copied()
     }
     /// Appends a batch.
@@ -57,27 +60,27 @@ impl RecvQueue {
     }
     /// Appends one receive.
     pub fn push(&mut self, wr_id: u64, sges: impl Iterator<Item = Sge>) {
-        let sge0 = self.base_sge + self.sges.len() as u64;
+        let sge0 = self.base_sge.wrapping_add(self.sges.len() as u64);
         self.sges.extend(sges);
-        let num_sge = (self.base_sge + self.sges.len() as u64 - sge0) as u8;
+        let num_sge = self.base_sge.wrapping_add(self.sges.len() as u64).wrapping_sub(sge0) as u8;
         let tail = self.sges.len() - usize::from(num_sge);
         let capacity = self.sges.range(tail..).map(|s| u64::from(s.len)).sum();
-        self.entries.push_back(RecvEntry { wr_id, num_sge, capacity, touched: false, sge0 });
+        self.entries.push_back(RecvEntry { wr_id, num_sge, capacity, touched: false, home: None, sge0 });
     }
     /// Takes the oldest off.
     pub fn pop(&mut self) -> Option<RecvEntry> {
         let entry = self.entries.pop_front()?;
         self.base = self.base.wrapping_add(1);
         self.sges.drain(..usize::from(entry.num_sge));
-        self.base_sge += u64::from(entry.num_sge);
+        self.base_sge = self.base_sge.wrapping_add(u64::from(entry.num_sge));
         Some(entry)
     }
-    /// Moves the oldest of `from` to the end of this queue.
-    pub fn take_from(&mut self, from: &mut RecvQueue) -> bool {
+    /// Moves the oldest of `from` to the end of this queue, and notes where it came from.
+    pub fn take_from(&mut self, from: &mut RecvQueue, home: Option<(SrqId, CqId)>) -> bool {
         let Some(entry) = from.entries.front().copied() else { return false };
-        let sge0 = self.base_sge + self.sges.len() as u64;
+        let sge0 = self.base_sge.wrapping_add(self.sges.len() as u64);
         self.sges.extend(from.sges.range(..usize::from(entry.num_sge)));
-        self.entries.push_back(RecvEntry { sge0, ..entry });
+        self.entries.push_back(RecvEntry { sge0, home, ..entry });
         from.pop();
         true
     }
@@ -87,26 +90,29 @@ impl RecvQueue {
             entry.touched = true;
         }
     }
-    /// Moves receives that were bound and not consumed to the front of `to`, in their order: `all` of them, or those
-    /// no byte was placed into. The ones that stay may only be popped.
-    pub fn give_back(&mut self, to: &mut RecvQueue, all: bool) {
-        let (mut kept, mut kept_sges) = (VecDeque::new(), VecDeque::new());
-        while let Some(mut entry) = self.entries.pop_back() {
-            let from = self.sges.len() - usize::from(entry.num_sge);
-            let (entries, sges) = if all || !entry.touched {
-                // They were taken from there, so the numbers before its base were used before.
-                to.base = to.base.wrapping_sub(1);
-                to.base_sge = to.base_sge.wrapping_sub(u64::from(entry.num_sge));
-                entry.sge0 = to.base_sge;
-                entry.touched = false;
-                (&mut to.entries, &mut to.sges)
-            } else {
-                (&mut kept, &mut kept_sges)
+    /// Moves receives that were bound and not consumed to the front of the queues they came from, in their order: `all`
+    /// of them, or those no byte was placed into. The ones that stay may only be popped.
+    pub fn give_back(&mut self, srqs: &mut SrqTable, own: Option<SrqId>, all: bool) {
+        let mut kept = RecvQueue::default();
+        while let Some(entry) = self.entries.back().copied() {
+            let home = entry.home.map(|home| home.0).or(own);
+            match home.and_then(|id| srqs.get_mut(id)).filter(|_| all || !entry.touched) {
+                Some(srq) => self.move_last(&mut srq.queue, None),
+                None => self.move_last(&mut kept, entry.home),
             };
-            entries.push_front(entry);
-            self.sges.drain(from..).rev().for_each(|sge| sges.push_front(sge));
         }
-        (self.entries, self.sges) = (kept, kept_sges);
+        (self.entries, self.sges) = (kept.entries, kept.sges);
+    }
+    /// Moves the last receive to the front of `to`.
+    fn move_last(&mut self, to: &mut RecvQueue, home: Option<(SrqId, CqId)>) {
+        let Some(mut entry) = self.entries.pop_back() else { return };
+        let from = self.sges.len() - usize::from(entry.num_sge);
+        // It was taken from there, so the numbers before its base were used before.
+        to.base = to.base.wrapping_sub(1);
+        to.base_sge = to.base_sge.wrapping_sub(u64::from(entry.num_sge));
+        (entry.sge0, entry.touched, entry.home) = (to.base_sge, false, home);
+        to.entries.push_front(entry);
+        self.sges.drain(from..).rev().for_each(|sge| to.sges.push_front(sge));
     }
 }
 
@@ -121,6 +127,8 @@ pub struct Srq {
     pub limit: u32,
     /// QPs on it.
     pub users: u32,
+    /// XRC domain, and where its receives complete.
+    pub xrc: Option<(u32, CqId)>,
     /// Receives not bound to a QP.
     pub queue: RecvQueue,
 }

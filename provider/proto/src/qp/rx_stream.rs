@@ -18,6 +18,8 @@ pub struct RxMsg {
     pub solicited: bool,
     /// Length in bytes.
     pub total: u32,
+    /// Protection domain its memory is in.
+    pub pd: u32,
     /// Bytes accepted.
     pub received: u32,
     /// Immediate.
@@ -44,6 +46,7 @@ impl RxMsg {
         opcode: Opcode::Send,
         solicited: false,
         total: 0,
+        pd: 0,
         received: 0,
         imm: 0,
         raddr: 0,
@@ -54,13 +57,14 @@ impl RxMsg {
         hold: [0; limits::HOLD_BYTES],
     };
     /// Notes what the packet says of its message.
-    pub fn begin(&mut self, f: &Request<'_>) {
+    pub fn begin(&mut self, f: &Request<'_>, pd: u32) {
         *self = RxMsg {
             seen: true,
             attempt: f.attempt,
             opcode: f.opcode,
             solicited: f.solicited,
             total: f.total,
+            pd,
             received: 0,
             imm: f.imm,
             raddr: f.raddr,
@@ -97,6 +101,8 @@ pub struct RespJob {
     pub msn: u64,
     /// Attempt answered.
     pub attempt: u16,
+    /// Protection domain of its memory.
+    pub pd: u32,
     /// What to send.
     pub work: RespWork,
     /// Bytes handed to packets.
@@ -162,6 +168,8 @@ pub struct RxStream {
     pub starved: bool,
     /// A CREDIT frame is due.
     pub credit_due: bool,
+    /// The SRQ that had no receive for the stream last (XRC).
+    pub short_of: Option<SrqId>,
 }
 
 impl RxStream {

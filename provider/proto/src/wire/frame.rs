@@ -1,7 +1,7 @@
 //! Frames of Data and Control packets: acknowledgements, refusals, credits, requests, responses, voids.
 
 use super::Reader;
-use crate::types::{Opcode, Qpn};
+use crate::types::{Opcode, Qpn, SrqId};
 
 const PADDING: u8 = 0x00;
 const ACK: u8 = 0x01;
@@ -26,7 +26,7 @@ pub const HINT_BYTES: usize = 8;
 /// Bytes of the fixed part of a request frame.
 pub const REQUEST_BYTES: usize = 40;
 /// The largest header of a request frame (atomics).
-pub const REQUEST_BYTES_MAX: usize = REQUEST_BYTES + 28;
+pub const REQUEST_BYTES_MAX: usize = REQUEST_BYTES + 4 + 28;
 /// Bytes of a response frame's header.
 pub const RESPONSE_BYTES: usize = 32;
 /// Bytes of a VOID frame.
@@ -34,6 +34,8 @@ pub const VOID_BYTES: usize = 20;
 
 /// Request flag: the message was sent with IBV_SEND_SOLICITED.
 const SOLICITED: u8 = 0x80;
+/// Request flag: the number of the SRQ it is for follows the fixed part.
+const FOR_SRQ: u8 = 0x40;
 
 /// What one path of the peer's has received.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -119,6 +121,8 @@ pub struct Request<'a> {
     pub offset: u32,
     /// Receives consumed by earlier messages of the stream: the index this one consumes, if it does.
     pub recv_index: u32,
+    /// The SRQ it is for (XRC).
+    pub srq: Option<SrqId>,
     /// Remote address of the message's first byte (Write, Read, atomics).
     pub raddr: u64,
     /// Remote key.
@@ -370,11 +374,12 @@ fn has_imm(opcode: Opcode) -> bool {
 fn parse_request<'a>(r: &mut Reader<'a>) -> Option<Request<'a>> {
     r.u8()?;
     let op = r.u8()?;
-    let opcode = opcode(op & !SOLICITED)?;
+    let opcode = opcode(op & !(SOLICITED | FOR_SRQ))?;
     let length = usize::from(r.u16()?);
     let (dst_qpn, src_qpn) = (qpn(r)?, qpn(r)?);
     let (life, cpn, units, attempt) = (r.u32()?, r.u32()?, r.u16()?, r.u16()?);
     let (msn, total, offset, recv_index) = (r.u32()?, r.u32()?, r.u32()?, r.u32()?);
+    let srq = if op & FOR_SRQ != 0 { Some(r.u32()?) } else { None };
     let (mut raddr, mut rkey, mut imm, mut compare_add, mut swap) = (0, 0, 0, 0, 0);
     if has_remote(opcode) {
         raddr = r.u64()?;
@@ -409,6 +414,7 @@ fn parse_request<'a>(r: &mut Reader<'a>) -> Option<Request<'a>> {
         total,
         offset,
         recv_index,
+        srq,
         raddr,
         rkey,
         imm,
@@ -446,9 +452,10 @@ fn parse_response<'a>(r: &mut Reader<'a>) -> Option<Response<'a>> {
     })
 }
 
-/// Header bytes of a request frame of this opcode.
-pub fn request_header_bytes(opcode: Opcode) -> usize {
+/// Header bytes of a request frame of this opcode; those of XRC name an SRQ.
+pub fn request_header_bytes(opcode: Opcode, xrc: bool) -> usize {
     REQUEST_BYTES
+        + if xrc { 4 } else { 0 }
         + match opcode {
             Opcode::Send | Opcode::Nop | Opcode::LocalInv | Opcode::BindWindow => 0,
             Opcode::SendImm | Opcode::SendInv => 4,
@@ -462,7 +469,8 @@ impl Request<'_> {
     /// Appends the frame's header; `length` payload bytes follow it (the `payload` field is not written).
     pub fn write_header(&self, length: u16, out: &mut Vec<u8>) {
         let solicited = if self.solicited { SOLICITED } else { 0 };
-        out.extend_from_slice(&[REQUEST, opcode_number(self.opcode) | solicited]);
+        let for_srq = if self.srq.is_some() { FOR_SRQ } else { 0 };
+        out.extend_from_slice(&[REQUEST, opcode_number(self.opcode) | solicited | for_srq]);
         out.extend_from_slice(&length.to_be_bytes());
         for word in [self.dst_qpn.0, self.src_qpn.0, self.life, self.cpn] {
             out.extend_from_slice(&word.to_be_bytes());
@@ -471,6 +479,9 @@ impl Request<'_> {
         out.extend_from_slice(&self.attempt.to_be_bytes());
         for word in [self.msn, self.total, self.offset, self.recv_index] {
             out.extend_from_slice(&word.to_be_bytes());
+        }
+        if let Some(srq) = self.srq {
+            out.extend_from_slice(&srq.to_be_bytes());
         }
         if has_remote(self.opcode) {
             out.extend_from_slice(&self.raddr.to_be_bytes());

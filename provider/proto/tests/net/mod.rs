@@ -347,6 +347,7 @@ impl Net {
             send_cq: 1,
             recv_cq: 2,
             srq,
+            xrcd: (qp_type == QpType::XrcRecv).then_some(5),
             max_send_wr: 128,
             max_recv_wr: 128,
             max_send_sge: 4,
@@ -419,20 +420,7 @@ impl Net {
 
 /// A work request with the fields that matter.
 pub fn wr(wr_id: u64, opcode: Opcode, length: u32, num_sge: u8) -> SendWqe {
-    SendWqe {
-        wr_id,
-        opcode,
-        flags: send_flags::SIGNALED,
-        num_sge,
-        inline_len: 0,
-        length,
-        imm: 0,
-        remote_addr: 0,
-        rkey: 0,
-        compare_add: 0,
-        swap: 0,
-        dest: None,
-    }
+    SendWqe { length, num_sge, ..SendWqe::new(wr_id, opcode, send_flags::SIGNALED) }
 }
 
 /// A piece of a host's memory.
