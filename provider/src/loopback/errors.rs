@@ -158,6 +158,35 @@ fn rows_of_invalid_requests() {
     }
 }
 
+/// More Reads or atomics at once than the responder serves: those it serves are answered, the next is refused.
+#[test]
+fn row_of_too_many_reads() {
+    let world = World::new(25_000);
+    let far = world.address(FAR);
+    for (opcode, length) in [(IBV_WR_RDMA_READ, 64), (IBV_WR_ATOMIC_FETCH_AND_ADD, 8)] {
+        let two = world.connected(IBV_QPT_RC, Link { max_dest_rd_atomic: 2, ..Link::default() });
+        // One list, so that they travel together.
+        let mut sge = world.sge(0, length);
+        let mut list = [1, 2, 3, 4].map(|id| at(request(id, opcode), far, world.key()));
+        for i in (0..list.len()).rev() {
+            (list[i].sg_list, list[i].num_sge) = (&raw mut sge, 1);
+            list[i].next = list.get_mut(i + 1).map_or(std::ptr::null_mut(), std::ptr::from_mut);
+        }
+        // SAFETY: a chain of four with one SGE each.
+        let outcome =
+            crate::post::send(two.a.get(), &mut unsafe { crate::chain::SendChain::new(&mut list[0]) });
+        outcome.expect("post");
+        let statuses = [(1, 0), (2, 0), (3, IBV_WC_REM_INV_REQ_ERR), (4, FLUSHED)];
+        assert_eq!(two.take(0, 4), statuses, "{opcode}");
+        assert_eq!((state(&two.a), state(&two.b)), (IBV_QPS_ERR, IBV_QPS_ERR));
+        assert_eq!(world.event(), (two.b.0 as u64, IBV_EVENT_QP_REQ_ERR));
+        // SAFETY: a live QP that no other thread uses: the event is acknowledged.
+        unsafe { (*two.b.0).events_completed += 1 };
+        world.no_event();
+        two.destroy();
+    }
+}
+
 #[test]
 fn rows_of_the_requester_alone() {
     let world = World::new(22_400);

@@ -43,7 +43,7 @@ pub fn on_request<S: Sink>(
 }
 
 /// The checks, in order: refusal in force, queue pair, binding, message window, attempt, error in force, operation,
-/// receive resource, length, key and rights; then placement and completion.
+/// receive resource, length, key and rights, number of Reads; then placement and completion.
 fn accept<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, f: &Request<'_>, mem: &mut impl Memory) -> Outcome {
     let index = f.dst_qpn.index() as u16;
     // 1. A refusal in force drops what it covers; a later attempt confirms it.
@@ -87,9 +87,11 @@ fn accept<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, f: &Request<'_>, mem: 
     // 6. The operation is enabled and well formed; of XRC it names an SRQ of the domain.
     // 7. A receive is there for it, large enough and writable.
     // 8. The key is good for it.
+    // 9. It is not a Read or atomic more than promised.
     let checked = operation_allowed(qp, f).and_then(|()| domain(p, index, f)).and_then(|pd| {
         receive_ready(p, index, pd, f)?;
         key_good(p, index, pd, f)?;
+        reads_within_limit(p, conn, index, msn, f)?;
         Ok(pd)
     });
     let pd = match checked {
@@ -105,17 +107,19 @@ fn accept<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, f: &Request<'_>, mem: 
             return Outcome::Resolved;
         }
     };
-    // 9. Progress of a refused attempt is forgotten when a later one arrives; an earlier one is ignored.
+    // 10. Progress of a refused attempt is forgotten when a later one arrives; an earlier one is ignored.
     let Some(qp) = p.qps.at(index) else { return Outcome::Resolved };
     let Some(msg) = qp.rx.entry(msn) else { return Outcome::NotReceived };
     if msg.seen && msg.attempt != f.attempt {
         if later16(msg.attempt, f.attempt) {
             return Outcome::Resolved;
         }
-        msg.seen = false;
+        qp.rx.forget(msn);
     }
+    let Some(msg) = qp.rx.entry(msn) else { return Outcome::NotReceived };
     if !msg.seen {
         msg.begin(f, pd);
+        qp.rx.open_reads += u32::from(f.opcode.has_response());
     } else if msg.total != f.total || msg.opcode != f.opcode {
         p.stats.rx_malformed += 1;
         return Outcome::NotReceived;
@@ -218,7 +222,7 @@ pub enum Denied {
     NoReceive(u32),
     /// The stream ends at this message.
     Fatal(RefuseCode, Option<WcStatus>),
-    /// It came too early to be judged.
+    /// It came too early to be judged, or there is no room to say what has to be said of it.
     Later,
 }
 
@@ -317,6 +321,33 @@ pub fn key_good<S: Sink>(p: &mut Parts<'_, S>, index: u16, pd: u32, f: &Request<
     let who = (pd, qp.qpn);
     let good = p.mrs.check_remote(f.rkey, who, f.raddr, u64::from(f.total), rights).is_some();
     good.then_some(()).ok_or(Denied::Fatal(RefuseCode::Access, None))
+}
+
+/// A requester may have `max_dest_rd_atomic` Reads and atomics outstanding. Certainly outstanding are those that wait
+/// for their turn and those whose response has not left whole; others may be complete, and do not count. The one too
+/// many is the last of them, not the one that happened to arrive last.
+fn reads_within_limit<S: Sink>(
+    p: &mut Parts<'_, S>,
+    conn: &mut Conn,
+    index: u16,
+    msn: u64,
+    f: &Request<'_>,
+) -> Result<(), Denied> {
+    let Some(qp) = p.qps.at(index) else { return Ok(()) };
+    if !f.opcode.has_response() || !qp.rx.exceeds(msn, u32::from(qp.attrs.max_dest_rd_atomic)) {
+        return Ok(());
+    }
+    let last = qp.rx.last_read().filter(|last| *last > msn);
+    let Some(last) = last else { return Err(Denied::Fatal(RefuseCode::InvalidRequest, None)) };
+    let attempt = qp.rx.entry(last).map_or(f.attempt, |msg| msg.attempt);
+    let fatal = Fatal { msn: last, code: RefuseCode::InvalidRequest, recv_status: None };
+    if !refuse_fatal(p, conn, index, fatal, attempt) {
+        return Err(Denied::Later);
+    }
+    if let Some(qp) = p.qps.at(index) {
+        qp.rx.forget(last);
+    }
+    Ok(())
 }
 
 fn not_ready(conn: &mut Conn, f: &Request<'_>) -> Outcome {
@@ -495,6 +526,7 @@ fn advance<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: u16, mem: &mut
         }
         qp.rx.msgs.pop_front();
         qp.rx.next_msn += 1;
+        qp.rx.open_reads -= u32::from(msg.opcode.has_response());
         if msg.opcode.consumes_recv() {
             deliver(p, conn, index, &msg);
         }

@@ -75,6 +75,10 @@ impl RxMsg {
             hold: [0; limits::HOLD_BYTES],
         };
     }
+    /// A Read or atomic that was seen.
+    pub fn waits_as_read(&self) -> bool {
+        self.seen && self.opcode.has_response()
+    }
     /// Every byte has arrived.
     pub fn complete(&self) -> bool {
         self.seen && (self.opcode.has_response() || self.received == self.total)
@@ -148,6 +152,8 @@ pub struct RxStream {
     pub epoch: u32,
     /// Messages from `next_msn` on.
     pub msgs: VecDeque<RxMsg>,
+    /// Reads and atomics among them that were seen.
+    pub open_reads: u32,
     /// The oldest message not complete in order.
     pub next_msn: u64,
     /// The stream ends here.
@@ -188,6 +194,28 @@ impl RxStream {
             self.msgs.push_back(RxMsg::EMPTY);
         }
         self.msgs.get_mut(at)
+    }
+    /// Forgets what was seen of a message; its place is kept.
+    pub fn forget(&mut self, msn: u64) {
+        let Some(msg) = self.entry(msn).filter(|msg| msg.seen) else { return };
+        msg.seen = false;
+        let read = msg.opcode.has_response();
+        self.open_reads -= u32::from(read);
+    }
+    /// Whether one more Read or atomic, message `msn`, is more than `most` that the peer cannot have the answer of.
+    pub fn exceeds(&self, msn: u64, most: u32) -> bool {
+        let at = msn.checked_sub(self.next_msn).and_then(|at| usize::try_from(at).ok());
+        let counted = at.and_then(|at| self.msgs.get(at)).is_some_and(RxMsg::waits_as_read);
+        // Nearly always this says no, and nothing needs to be looked at one by one.
+        if counted || self.open_reads + (self.jobs.len() as u32) < most {
+            return false;
+        }
+        let unsent = self.jobs.iter().filter(|job| job.sent < job.total || !job.begun).count() as u32;
+        self.open_reads + unsent >= most
+    }
+    /// The last Read or atomic that waits for its turn.
+    pub fn last_read(&self) -> Option<u64> {
+        self.msgs.iter().rposition(RxMsg::waits_as_read).map(|at| self.next_msn + at as u64)
     }
     /// A response job by number.
     pub fn job_mut(&mut self, number: u64) -> Option<&mut RespJob> {
