@@ -55,6 +55,31 @@ fn uc_send__messages_arrive_whole_in_order_or_not_at_all() {
     }
 }
 
+/// Lost messages take no receive, so the receiver's count falls behind the sender's: that must not hold the sender back.
+#[test]
+fn uc_send__losses_never_stall_the_sender() {
+    for seed in 1..10 {
+        let mut net = Net::new(2, seed);
+        net.faults = Faults { loss: 0.1, ..Faults::default() };
+        let (qa, qb) = uc_pair(&mut net);
+        let (la, lb) = (net.mr(0, 0, 1 << 20), net.mr(1, 0, 8 << 20));
+        for i in 0..16 {
+            net.recv(1, qb, i, sge(0, 20_000, lb));
+        }
+        let mut taken = 0;
+        for i in 0..300u64 {
+            net.send(0, qa, wr(i, Opcode::Send, 9_000, 1), &[sge(0, 9_000, la)]);
+            net.run(200_000);
+            while taken < net.hosts[1].log.completions.len() {
+                net.recv(1, qb, 0, sge(0, 20_000, lb));
+                taken += 1;
+            }
+        }
+        net.run_until(1_000_000_000, &format!("seed {seed}: all leave"), |n| statuses(n, 0, 1).len() == 300);
+        assert!(taken > 100, "seed {seed}: only {taken} arrived");
+    }
+}
+
 #[test]
 fn uc_write__without_a_peer_completes_into_the_void() {
     let mut net = Net::new(2, 4);

@@ -4,7 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use metaroce_test_verbs::{Attr, Channel, Context, Cq, Pd, PortInfo, Qp, QpCaps, QpOptions, Remote, Srq};
+use metaroce_test_verbs::{
+    Attr, Channel, Context, Cq, Pd, PortInfo, Qp, QpCaps, QpOptions, Remote, Srq, Transport,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::Outcome;
@@ -13,6 +15,8 @@ use crate::session::{Role, Session};
 /// What an end is made of.
 #[derive(Debug, Clone, Copy)]
 pub struct Setup {
+    /// Service of the QPs.
+    pub transport: Transport,
     /// QPs.
     pub qps: usize,
     /// Sizes of each.
@@ -35,7 +39,17 @@ impl Default for Setup {
     fn default() -> Self {
         let caps = QpCaps { send_wr: 64, recv_wr: 64, send_sge: 4, recv_sge: 4, inline: 0 };
         let attr = Attr::default();
-        Self { qps: 1, caps, cqe: 1024, attr, extended: false, channel: false, signal_all: false, srq: None }
+        Self {
+            transport: Transport::Rc,
+            qps: 1,
+            caps,
+            cqe: 1024,
+            attr,
+            extended: false,
+            channel: false,
+            signal_all: false,
+            srq: None,
+        }
     }
 }
 
@@ -87,6 +101,7 @@ impl End {
                 let extended = setup.extended && i % 2 == 1;
                 let (caps, signal_all) = (setup.caps, setup.signal_all);
                 let how = QpOptions {
+                    transport: setup.transport,
                     send_cq: &send_cq,
                     recv_cq: &recv_cq,
                     srq: srq.as_ref(),

@@ -27,6 +27,10 @@ pub struct Wc {
     pub imm: Option<u32>,
     /// Local QP.
     pub qpn: u32,
+    /// Sender's QP (datagrams).
+    pub src_qpn: u32,
+    /// The first 40 bytes of the receive are a GRH.
+    pub grh: bool,
 }
 
 /// Name of an `IBV_WC_*` status.
@@ -161,6 +165,8 @@ impl Cq {
                 byte_len: wc.byte_len,
                 imm: (wc.wc_flags & sys::IBV_WC_WITH_IMM != 0).then(|| u32::from_be(imm)),
                 qpn: wc.qp_num,
+                src_qpn: wc.src_qp,
+                grh: wc.wc_flags & sys::IBV_WC_GRH != 0,
             }
         }));
         Ok(count)

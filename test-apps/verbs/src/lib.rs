@@ -6,6 +6,7 @@
 //! memory only through an [`Mr`], an `Mr` keeps its [`Buffer`] mapped, and inline data is borrowed during the
 //! post.
 
+mod ah;
 mod context;
 mod cq;
 mod memory;
@@ -24,11 +25,12 @@ mod sys {
     include!(concat!(env!("OUT_DIR"), "/verbs.rs"));
 }
 
+pub use ah::{Ah, Destination};
 pub use context::{AsyncEvent, Context, Element, PortInfo, event_name};
 pub use cq::{Channel, Cq, Wc, opcode_name, status_name};
 pub use memory::{Buffer, Mr, Pd, PdNumber};
 pub use post::{BadWr, Opcode, RecvWr, SendWr, Sge, flags};
-pub use qp::{Attr, Qp, QpCaps, QpOptions, Remote, Srq, mask, state, state_name};
+pub use qp::{Attr, Qp, QpCaps, QpOptions, Remote, Srq, Transport, mask, state, state_name};
 
 /// Constants of `<infiniband/verbs.h>` a client names.
 pub mod constants {

@@ -2,7 +2,7 @@
 
 use std::ptr;
 
-use crate::{Qp, Srq, sys};
+use crate::{Destination, Qp, Srq, sys};
 
 /// A scatter/gather element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,13 +90,15 @@ pub struct SendWr {
     pub remote: u64,
     /// Remote key.
     pub rkey: u32,
+    /// Where a datagram goes.
+    pub to: Option<Destination>,
 }
 
 impl SendWr {
     /// A signaled request without data; the fields are public.
     pub fn new(wr_id: u64, opcode: Opcode) -> Self {
         let flags = sys::IBV_SEND_SIGNALED;
-        Self { wr_id, opcode, flags, sges: Vec::new(), inline: None, remote: 0, rkey: 0 }
+        Self { wr_id, opcode, flags, sges: Vec::new(), inline: None, remote: 0, rkey: 0, to: None }
     }
 
     /// With these SGEs.
@@ -108,6 +110,12 @@ impl SendWr {
     /// To or from this remote memory.
     pub fn remote(mut self, address: u64, rkey: u32) -> Self {
         (self.remote, self.rkey) = (address, rkey);
+        self
+    }
+
+    /// As a datagram to there.
+    pub fn to(mut self, to: &Destination) -> Self {
+        self.to = Some(to.clone());
         self
     }
 
@@ -206,7 +214,15 @@ impl Qp {
                             rkey,
                         };
                     }
+                    None if wr.to.is_some() => {}
                     None => raw.wr.rdma = sys::ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr, rkey },
+                }
+                if let Some(to) = &wr.to {
+                    raw.wr.ud = sys::ibv_send_wr__bindgen_ty_2__bindgen_ty_3 {
+                        ah: to.ah.raw(),
+                        remote_qpn: to.qpn,
+                        remote_qkey: to.qkey,
+                    };
                 }
                 raw
             })
@@ -248,6 +264,9 @@ impl Qp {
                     }
                     Opcode::FetchAdd(add) => sys::ibv_wr_atomic_fetch_add(ex, wr.rkey, wr.remote, add),
                     Opcode::Raw(value) => unreachable!("opcode {value} has no builder"),
+                }
+                if let Some(to) = &wr.to {
+                    sys::ibv_wr_set_ud_addr(ex, to.ah.raw(), to.qpn, to.qkey);
                 }
                 match (&wr.inline, &sges[..]) {
                     (Some(_), [one]) => {

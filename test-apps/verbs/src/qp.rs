@@ -21,15 +21,57 @@ pub mod mask {
         IBV_QP_ACCESS_FLAGS as ACCESS_FLAGS, IBV_QP_AV as AV, IBV_QP_DEST_QPN as DEST_QPN,
         IBV_QP_MAX_DEST_RD_ATOMIC as MAX_DEST_RD_ATOMIC, IBV_QP_MAX_QP_RD_ATOMIC as MAX_QP_RD_ATOMIC,
         IBV_QP_MIN_RNR_TIMER as MIN_RNR_TIMER, IBV_QP_PATH_MTU as PATH_MTU, IBV_QP_PKEY_INDEX as PKEY_INDEX,
-        IBV_QP_PORT as PORT, IBV_QP_RETRY_CNT as RETRY_CNT, IBV_QP_RNR_RETRY as RNR_RETRY,
-        IBV_QP_RQ_PSN as RQ_PSN, IBV_QP_SQ_PSN as SQ_PSN, IBV_QP_STATE as STATE, IBV_QP_TIMEOUT as TIMEOUT,
+        IBV_QP_PORT as PORT, IBV_QP_QKEY as QKEY, IBV_QP_RETRY_CNT as RETRY_CNT,
+        IBV_QP_RNR_RETRY as RNR_RETRY, IBV_QP_RQ_PSN as RQ_PSN, IBV_QP_SQ_PSN as SQ_PSN,
+        IBV_QP_STATE as STATE, IBV_QP_TIMEOUT as TIMEOUT,
     };
-    /// What RESET to INIT takes for RC.
+    /// What RESET to INIT takes for RC and UC.
     pub const TO_INIT: u32 = STATE | PKEY_INDEX | PORT | ACCESS_FLAGS;
     /// What INIT to RTR takes for RC.
     pub const TO_RTR: u32 = STATE | AV | PATH_MTU | DEST_QPN | RQ_PSN | MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER;
     /// What RTR to RTS takes for RC.
     pub const TO_RTS: u32 = STATE | SQ_PSN | TIMEOUT | RETRY_CNT | RNR_RETRY | MAX_QP_RD_ATOMIC;
+    /// The same for UC: nothing of what makes a connection reliable.
+    pub const UC_TO_RTR: u32 = STATE | AV | PATH_MTU | DEST_QPN | RQ_PSN;
+    /// The same for UD: a key instead of rights, no peer.
+    pub const UD_TO_INIT: u32 = STATE | PKEY_INDEX | PORT | QKEY;
+    /// RTR to RTS for UC and UD.
+    pub const UNRELIABLE_TO_RTS: u32 = STATE | SQ_PSN;
+}
+
+/// The service of a QP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Transport {
+    /// Reliable connection.
+    Rc,
+    /// Unreliable connection: Sends and Writes that may get lost.
+    Uc,
+    /// Unreliable datagrams: Sends of one packet.
+    Ud,
+}
+
+impl Transport {
+    fn raw(self) -> u32 {
+        match self {
+            Transport::Rc => sys::IBV_QPT_RC,
+            Transport::Uc => sys::IBV_QPT_UC,
+            Transport::Ud => sys::IBV_QPT_UD,
+        }
+    }
+
+    /// Every operation `ibv_wr_*` has for it, as far as this crate knows them.
+    fn operations(self) -> u32 {
+        let sends = sys::IBV_QP_EX_WITH_SEND | sys::IBV_QP_EX_WITH_SEND_WITH_IMM;
+        let writes = sys::IBV_QP_EX_WITH_RDMA_WRITE | sys::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
+        let reads = sys::IBV_QP_EX_WITH_RDMA_READ
+            | sys::IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
+            | sys::IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
+        match self {
+            Transport::Rc => sends | writes | reads,
+            Transport::Uc => sends | writes,
+            Transport::Ud => sends,
+        }
+    }
 }
 
 /// Name of a QP state.
@@ -55,6 +97,8 @@ pub struct QpCaps {
 /// How to make a QP.
 #[derive(Debug)]
 pub struct QpOptions<'a> {
+    /// Its service.
+    pub transport: Transport,
     /// CQ of its send queue.
     pub send_cq: &'a Arc<Cq>,
     /// CQ of its receive queue.
@@ -109,6 +153,8 @@ pub struct Attr {
     pub retry_cnt: u8,
     /// RNR retries, 7 is for ever.
     pub rnr_retry: u8,
+    /// Key that datagrams must carry.
+    pub qkey: u32,
 }
 
 impl Default for Attr {
@@ -130,6 +176,7 @@ impl Default for Attr {
             timeout: 14,
             retry_cnt: 7,
             rnr_retry: 7,
+            qkey: 0x1111_1111,
         }
     }
 }
@@ -149,6 +196,7 @@ impl Attr {
             timeout: self.timeout,
             retry_cnt: self.retry_cnt,
             rnr_retry: self.rnr_retry,
+            qkey: self.qkey,
             port_num: PORT,
             ..Default::default()
         };
@@ -161,11 +209,12 @@ impl Attr {
     }
 }
 
-/// A reliable-connection QP.
+/// A QP.
 #[derive(Debug)]
 pub struct Qp {
     raw: NonNull<sys::ibv_qp>,
     caps: QpCaps,
+    transport: Transport,
     extended: bool,
     _held: (Arc<Pd>, Arc<Cq>, Arc<Cq>, Option<Arc<Srq>>),
 }
@@ -195,19 +244,11 @@ impl Qp {
                     recv_cq: options.recv_cq.raw(),
                     srq,
                     cap,
-                    qp_type: sys::IBV_QPT_RC,
+                    qp_type: options.transport.raw(),
                     sq_sig_all: i32::from(options.signal_all),
                     comp_mask: sys::IBV_QP_INIT_ATTR_PD | sys::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
                     pd: pd.raw(),
-                    send_ops_flags: u64::from(
-                        sys::IBV_QP_EX_WITH_SEND
-                            | sys::IBV_QP_EX_WITH_SEND_WITH_IMM
-                            | sys::IBV_QP_EX_WITH_RDMA_WRITE
-                            | sys::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
-                            | sys::IBV_QP_EX_WITH_RDMA_READ
-                            | sys::IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
-                            | sys::IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD,
-                    ),
+                    send_ops_flags: u64::from(options.transport.operations()),
                     ..Default::default()
                 };
                 (sys::ibv_create_qp_ex(pd.context().raw(), &mut init), init.cap)
@@ -217,7 +258,7 @@ impl Qp {
                     recv_cq: options.recv_cq.raw(),
                     srq,
                     cap,
-                    qp_type: sys::IBV_QPT_RC,
+                    qp_type: options.transport.raw(),
                     sq_sig_all: i32::from(options.signal_all),
                     ..Default::default()
                 };
@@ -233,7 +274,7 @@ impl Qp {
             inline: cap.max_inline_data,
         };
         let held = (pd.clone(), options.send_cq.clone(), options.recv_cq.clone(), options.srq.cloned());
-        Ok(Self { raw, caps, extended: options.extended, _held: held })
+        Ok(Self { raw, caps, transport: options.transport, extended: options.extended, _held: held })
     }
 
     pub(crate) fn raw(&self) -> *mut sys::ibv_qp {
@@ -264,17 +305,24 @@ impl Qp {
 
     /// RESET to INIT.
     pub fn to_init(&self, attr: &Attr) -> io::Result<()> {
-        self.modify(&Attr { state: state::INIT, ..*attr }, mask::TO_INIT)
+        let mask = if self.transport == Transport::Ud { mask::UD_TO_INIT } else { mask::TO_INIT };
+        self.modify(&Attr { state: state::INIT, ..*attr }, mask)
     }
 
     /// INIT to RTR.
     pub fn to_rtr(&self, attr: &Attr) -> io::Result<()> {
-        self.modify(&Attr { state: state::RTR, ..*attr }, mask::TO_RTR)
+        let mask = match self.transport {
+            Transport::Rc => mask::TO_RTR,
+            Transport::Uc => mask::UC_TO_RTR,
+            Transport::Ud => mask::STATE,
+        };
+        self.modify(&Attr { state: state::RTR, ..*attr }, mask)
     }
 
     /// RTR to RTS.
     pub fn to_rts(&self, attr: &Attr) -> io::Result<()> {
-        self.modify(&Attr { state: state::RTS, ..*attr }, mask::TO_RTS)
+        let mask = if self.transport == Transport::Rc { mask::TO_RTS } else { mask::UNRELIABLE_TO_RTS };
+        self.modify(&Attr { state: state::RTS, ..*attr }, mask)
     }
 
     /// Any state to one that needs STATE alone (RESET, ERR).
@@ -305,6 +353,7 @@ impl Qp {
                 timeout: raw.timeout,
                 retry_cnt: raw.retry_cnt,
                 rnr_retry: raw.rnr_retry,
+                qkey: raw.qkey,
             })
         }
     }

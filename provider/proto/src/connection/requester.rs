@@ -354,7 +354,9 @@ fn sendable(now: Nanos, qp: &Qp, message_window: u64) -> Option<&Wqe> {
             return None;
         }
     }
-    let unposted = tx.credit.is_some_and(|limit| (wqe.recv_index.wrapping_sub(limit) as i32) >= 0);
+    // What an unreliable stream loses takes no receive, so both ends do not count alike: it has no limit.
+    let limit = tx.credit.filter(|_| qp.init.qp_type.is_reliable());
+    let unposted = limit.is_some_and(|limit| (wqe.recv_index.wrapping_sub(limit) as i32) >= 0);
     // The head message's first packet may always ask: a lost credit cannot hang a stream.
     if wqe.wr.opcode.consumes_recv() && unposted && !(head && starting) {
         return None;

@@ -573,7 +573,8 @@ pub fn deliver<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: u16, msg: 
     // Tell the sender of new receives before it runs into the old limit.
     let ahead = qp.rx.told_limit.wrapping_sub(qp.rq.base());
     // A stream on an SRQ needs none until it was refused once: before, it is not limited at all.
-    let told = qp.init.srq.is_none() && !qp.is_xrc() || qp.rx.starved;
+    let own = qp.init.srq.is_none() && !qp.is_xrc();
+    let told = qp.init.qp_type.is_reliable() && (own || qp.rx.starved);
     let limit = qp.recv_limit(p.srqs);
     let half = limit.wrapping_sub(qp.rq.base()) / 2;
     if told && (ahead as i32) <= half as i32 && limit != qp.rx.told_limit {

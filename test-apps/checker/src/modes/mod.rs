@@ -4,6 +4,7 @@ pub mod api;
 pub mod data;
 pub mod errors;
 pub mod idle;
+pub mod messages;
 pub mod poll;
 pub mod scale;
 
@@ -23,6 +24,8 @@ use crate::session::Session;
 pub enum Mode {
     /// Every opcode, every byte compared.
     Data,
+    /// Numbered messages over every service and kind of receive queue.
+    Messages,
     /// Programs that poll memory.
     Poll,
     /// Failures: statuses, events, flush order, times.
@@ -76,10 +79,12 @@ impl Mode {
     /// Every case with the mode it belongs to.
     pub fn each(self, options: &Options) -> Vec<(Mode, Case)> {
         match self {
-            Mode::All => [Mode::Data, Mode::Poll, Mode::Errors, Mode::Scale, Mode::Api, Mode::Idle]
-                .into_iter()
-                .flat_map(|mode| mode.each(options))
-                .collect(),
+            Mode::All => {
+                [Mode::Data, Mode::Messages, Mode::Poll, Mode::Errors, Mode::Scale, Mode::Api, Mode::Idle]
+                    .into_iter()
+                    .flat_map(|mode| mode.each(options))
+                    .collect()
+            }
             mode => mode.cases(options).into_iter().map(|case| (mode, case)).collect(),
         }
     }
@@ -88,6 +93,7 @@ impl Mode {
     pub fn cases(self, options: &Options) -> Vec<Case> {
         match self {
             Mode::Data => data::cases(options),
+            Mode::Messages => messages::cases(options),
             Mode::Poll => poll::cases(options),
             Mode::Errors => errors::cases(options),
             Mode::Scale => scale::cases(options),

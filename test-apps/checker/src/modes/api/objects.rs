@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use metaroce_test_verbs::constants::*;
 use metaroce_test_verbs::{
-    Attr, Buffer, Cq, Mr, Opcode, Pd, Qp, QpCaps, QpOptions, RecvWr, SendWr, Srq, mask, state,
+    Attr, Buffer, Cq, Mr, Opcode, Pd, Qp, QpCaps, QpOptions, RecvWr, SendWr, Srq, Transport, mask, state,
 };
 
 use crate::Outcome;
@@ -228,6 +228,7 @@ fn make_and_destroy(session: &mut Session) -> Outcome {
         let cq = Cq::new(&end.context, 16, None)?;
         let caps = QpCaps { send_wr: 8, recv_wr: 8, send_sge: 1, recv_sge: 1, inline: 0 };
         let how = QpOptions {
+            transport: Transport::Rc,
             send_cq: &cq,
             recv_cq: &cq,
             srq: None,
