@@ -72,6 +72,9 @@ pub mod limits {
     pub const RETRANSMITS_KEPT: usize = 32;
     /// CREDIT frames per acknowledging packet.
     pub const CREDITS_PER_ACK: usize = 8;
+    /// How far the attempt of a stream must rise to prove that its requester lives: more refusals than can be under way,
+    /// far fewer than half of the 16-bit circle.
+    pub const PROOF_ATTEMPTS: u16 = 1000;
     /// ACK frames per packet: with refusals and credits they stay below the smallest IPv6 MTU.
     pub const ACKS_PER_PACKET: usize = 8;
     /// Whole small messages that share one datagram.

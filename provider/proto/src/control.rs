@@ -171,11 +171,14 @@ impl Endpoint {
     fn reset_qp(&mut self, now: Nanos, qpn: Qpn) {
         let Some(qp) = self.qps.get(qpn) else { return };
         let conn = qp.tx.conn.take();
+        let used = !matches!(qp.state, QpState::Reset | QpState::Init);
         qp.state = QpState::Reset;
         let unanswered = qp.rx.jobs.front().map(|j| (j.msn, j.attempt));
         let (rx_conn, life, src) = (qp.rx.conn, qp.rx.life, qp.attrs.dest_qpn);
         qp.tx = Default::default();
-        qp.rx.reset();
+        if used {
+            qp.rx.end_of_life();
+        }
         qp.rq.give_back(&mut self.srqs, qp.init.srq, true);
         qp.rq = RecvQueue::default();
         // Whoever waits for the answer of a Read must hear that none will come.

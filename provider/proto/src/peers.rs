@@ -136,7 +136,7 @@ impl Endpoint {
             qp.tx.in_round = false;
             let base = qp.tx.sq.base_msn();
             if qp.tx.outstanding_sent() {
-                qp.tx.rewind(base);
+                qp.tx.rewind(base, qp.tx.attempt);
             }
         }
         self.attach(now, qpn, remote).is_ok()
@@ -149,7 +149,7 @@ impl Endpoint {
             // What the former connection had in flight is gone with it.
             if qp.tx.outstanding_sent() {
                 let base = qp.tx.sq.base_msn();
-                qp.tx.rewind(base);
+                qp.tx.rewind(base, qp.tx.attempt);
             }
         }
         if let Some(conn) = self.conn_mut(from) {

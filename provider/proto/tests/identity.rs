@@ -125,6 +125,89 @@ fn reset_to_rts__packets_of_the_former_life_do_nothing() {
     });
 }
 
+/// The same QPs through life after life, each cut off in the middle, with packets delayed for longer than it takes.
+#[test]
+fn many_lives__each_begins_well() {
+    rounds(|seed| {
+        let mut net = Net::new(2, seed);
+        net.faults = Faults { loss: 0.02, dup: 0.1, reorder: 0.3, delay_ns: 2 * MS };
+        let (qa, qb) = (net.qp(0, None), net.qp(1, None));
+        let (la, lb) = (net.mr(0, 0, 1 << 20), net.mr(1, 0, 1 << 20));
+        for life in 0..12u64 {
+            for (host, qp, peer_host, peer) in [(0, qa, 1, qb), (1, qb, 0, qa)] {
+                net.make_rtr(host, qp, peer_host, peer);
+                net.make_rts(host, qp, 19, 7, 7);
+            }
+            // Every other life is cut off in the middle of six messages; the others must get three through.
+            let count = if life % 2 == 0 { 6 } else { 3 };
+            for i in 0..count {
+                net.recv(1, qb, i, sge(i * 60_000, 60_000, lb));
+            }
+            for i in 0..count {
+                net.send(0, qa, wr(life * 10 + i, Opcode::Send, 50_000, 1), &[sge(0, 50_000, la)]);
+            }
+            if life % 2 == 0 {
+                let under_way = net.below(8 * MS);
+                net.run(under_way);
+            } else {
+                net.run_until(2 * SECOND, &format!("seed {seed}, life {life}"), |n| sent(n, 0).len() == 3);
+                assert!(sent(&net, 0).iter().all(|c| c.1 == WcStatus::Success), "seed {seed}, life {life}");
+            }
+            let hosts = if net.below(2) == 0 { [(0, qa), (1, qb)] } else { [(1, qb), (0, qa)] };
+            for (host, qp) in hosts {
+                net.modify(host, qp, QpModify { state: Some(QpState::Reset), ..Default::default() });
+                let pause = net.below(MS);
+                net.run(pause);
+            }
+            net.hosts.iter_mut().for_each(|h| h.log.completions.clear());
+        }
+    });
+}
+
+/// Packets of a former life reach a QP that has not seen that life before and is ready again: they look like a new
+/// stream, and must not be taken for one.
+#[test]
+fn former_life_that_nobody_saw__is_not_bound() {
+    for (qp_type, rest) in [(QpType::Rc, 0), (QpType::Rc, MS), (QpType::Rc, 3 * MS)] {
+        let mut net = Net::new(2, 7);
+        let (qa, qb) = (net.qp_of(0, qp_type, None), net.qp_of(1, qp_type, None));
+        let (la, lb) = (net.mr(0, 0, 1 << 20), net.mr(1, 0, 1 << 20));
+        let begin = |net: &mut Net| {
+            for (host, qp, peer_host, peer) in [(0, qa, 1, qb), (1, qb, 0, qa)] {
+                net.make_rtr(host, qp, peer_host, peer);
+                net.make_rts(host, qp, 19, 7, 7);
+            }
+        };
+        let end = |net: &mut Net| {
+            for (host, qp) in [(0, qa), (1, qb)] {
+                net.modify(host, qp, QpModify { state: Some(QpState::Reset), ..Default::default() });
+            }
+        };
+        // The connection is up, and the QPs have had a life each.
+        begin(&mut net);
+        net.send(0, qa, write(1, 100, 0, lb), &[sge(0, 100, la)]);
+        net.run_until(SECOND, "warm", |n| sent(n, 0).len() == 1);
+        end(&mut net);
+        net.faults.delay_ns = 2 * MS;
+        begin(&mut net);
+        net.hosts[0].mem.0[..50_000].fill(1);
+        net.send(0, qa, wr(2, Opcode::Send, 50_000, 1), &[sge(0, 50_000, la)]);
+        net.run(MS / 2);
+        end(&mut net);
+        begin(&mut net);
+        net.recv(1, qb, 70, sge(500_000, 100_000, lb));
+        net.recv(1, qb, 71, sge(600_000, 100_000, lb));
+        net.run(rest);
+        net.hosts[0].mem.0[..50_000].fill(2);
+        net.send(0, qa, wr(3, Opcode::Send, 40_000, 1), &[sge(0, 40_000, la)]);
+        net.run_until(5 * SECOND, &format!("rest {rest}"), |n| sent(n, 0).len() == 2);
+        assert_eq!(sent(&net, 0)[1], (3, WcStatus::Success));
+        let got: Vec<_> = net.hosts[1].log.completions.iter().map(|c| (c.1.wr_id, c.1.byte_len)).collect();
+        assert_eq!(got, [(70, 40_000)], "rest {rest}");
+        assert!(net.hosts[1].mem.0[500_000..540_000].iter().all(|b| *b == 2), "rest {rest}");
+    }
+}
+
 #[test]
 fn simultaneous_open__one_connection_each() {
     rounds(|seed| {

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::control::{Check, Control};
 use crate::modes::Mode;
 use crate::options::Options;
-use crate::session::{Role, Session, print_check};
+use crate::session::{More, Role, Session, print_check};
 use crate::{Outcome, pattern};
 
 /// An assignment: which case, with which chance.
@@ -35,8 +35,7 @@ pub fn run_case(spec: Option<&str>, server: Option<&str>) -> Outcome<bool> {
     let (role, spec, stream) = match (spec, server) {
         (Some(spec), Some(server)) => {
             let spec: Spec = serde_json::from_str(spec)?;
-            let stream = TcpStream::connect(server).map_err(|e| format!("far end {server}: {e}"))?;
-            Control::new(stream.try_clone()?, connect)?.tell(&spec)?;
+            let stream = begin(server, &spec)?;
             (Role::A, spec, stream)
         }
         _ => {
@@ -50,6 +49,9 @@ pub fn run_case(spec: Option<&str>, server: Option<&str>) -> Outcome<bool> {
     alarm(limit.as_secs() + GRACE_S);
     let seed = spec.case.bytes().fold(spec.seed, |seed, byte| pattern::derive(seed, &[u64::from(byte)]));
     let mut session = Session::new(role, seed, spec.options.clone(), Control::new(stream, limit)?);
+    if let Some(server) = server {
+        session = session.with_more(More { server: server.to_owned(), spec: spec.clone() });
+    }
     let ended = (case.run)(&mut session).and_then(|()| session.finish(!case.kills_peer));
     if let Err(error) = &ended {
         let why = session.abort(&error.to_string());
@@ -65,6 +67,18 @@ pub fn run_case(spec: Option<&str>, server: Option<&str>) -> Outcome<bool> {
         print_check(&Check { name: "far end exits".into(), ok: false, detail });
     }
     Ok(ended.is_ok())
+}
+
+/// Connects to the far end's server and tells the process it starts what to do.
+fn begin(server: &str, spec: &Spec) -> Outcome<TcpStream> {
+    let stream = TcpStream::connect(server).map_err(|e| format!("far end {server}: {e}"))?;
+    Control::new(stream.try_clone()?, Duration::from_secs(10))?.tell(spec)?;
+    Ok(stream)
+}
+
+/// The same for a further far end; no answer for `limit` is an error.
+pub fn connect(server: &str, spec: &Spec, limit: Duration) -> Outcome<Control> {
+    Control::new(begin(server, spec)?, limit)
 }
 
 /// Reads the assignment byte by byte: whatever follows it belongs to the session's own reader.
@@ -87,6 +101,29 @@ fn read_spec(mut stream: &TcpStream, limit: Duration) -> Outcome<Spec> {
 pub fn die_with_parent() {
     // SAFETY: prctl with PR_SET_PDEATHSIG takes a signal number and touches no memory.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+}
+
+/// Sets an environment variable for what is opened from now on. While no other thread runs: the callers call it before
+/// a device is opened, or after the last one is closed.
+pub fn set_variable(name: &str, value: &str) {
+    // SAFETY: by the promise above nobody else reads or writes the environment now.
+    unsafe { std::env::set_var(name, value) };
+}
+
+/// Raises the limit of open descriptors to at least `count`.
+pub fn allow_descriptors(count: u64) -> std::io::Result<()> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: both calls get one valid struct.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) != 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        limit.rlim_cur = limit.rlim_cur.max(count.min(limit.rlim_max));
+        if libc::setrlimit(libc::RLIMIT_NOFILE, &limit) != 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+    }
+    Ok(())
 }
 
 /// The kernel ends the process after `seconds`, whatever it hangs in.

@@ -10,6 +10,7 @@ use crate::Outcome;
 use crate::control::{Check, Control};
 use crate::options::Options;
 use crate::pattern;
+use crate::process::{self, Spec};
 
 /// Which end of a case this process is. Both run the same function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,12 +43,42 @@ pub struct Session {
     /// The run's options.
     pub options: Options,
     control: Control,
+    more: Option<More>,
+}
+
+/// Where further far ends of the same case come from.
+#[derive(Debug, Clone)]
+pub struct More {
+    /// The far end's server.
+    pub server: String,
+    /// The case's assignment.
+    pub spec: Spec,
 }
 
 impl Session {
     /// A session over an open control connection.
     pub fn new(role: Role, seed: u64, options: Options, control: Control) -> Self {
-        Self { role, seed, options, control }
+        Self { role, seed, options, control, more: None }
+    }
+
+    /// The near end of a session that can have further far ends.
+    pub fn with_more(mut self, more: More) -> Self {
+        self.more = Some(more);
+        self
+    }
+
+    /// Another process of the far end, which begins the case's function like the first one; ends by itself, or is killed.
+    /// Its own `session.finish` waits for [`Session::dismiss`].
+    pub fn another(&self) -> Outcome<Self> {
+        let more = self.more.as_ref().ok_or("only a near end has further far ends")?;
+        let control = process::connect(&more.server, &more.spec, self.stall() * 2)?;
+        Ok(Self::new(Role::A, self.seed, self.options.clone(), control))
+    }
+
+    /// Ends a further far end that is still there.
+    pub fn dismiss(mut self) -> Outcome {
+        self.finish(true)?;
+        self.wait_peer_gone()
     }
 
     /// True at the near end.

@@ -17,24 +17,43 @@ struct Run {
     name: &'static str,
     mode: &'static str,
     arguments: &'static [&'static str],
-    faulty: bool,
+    faults: Faults,
 }
 
-const RUNS: [Run; 9] = [
-    Run { name: "data", mode: "data", arguments: &["--big"], faulty: false },
+/// What the network does to a run.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Faults {
+    /// Nothing (some cases ask for damage themselves).
+    None,
+    /// 1 % loss and nothing else: an unreliable datagram that the network doubles arrives twice.
+    Loss,
+    /// 1 % loss, 2 % reordering, 1 % duplication.
+    All,
+}
+
+const RUNS: [Run; 12] = [
+    Run { name: "data", mode: "data", arguments: &["--big"], faults: Faults::None },
     Run {
         name: "data, unequal MTUs",
         mode: "data",
         arguments: &["--mtu-a", "4096", "--mtu-b", "512"],
-        faulty: false,
+        faults: Faults::None,
     },
-    Run { name: "data, loss, reordering, duplication", mode: "data", arguments: &[], faulty: true },
-    Run { name: "memory polling", mode: "poll", arguments: &[], faulty: false },
-    Run { name: "memory polling, loss, reordering, duplication", mode: "poll", arguments: &[], faulty: true },
-    Run { name: "errors", mode: "errors", arguments: &[], faulty: false },
-    Run { name: "many QPs", mode: "scale", arguments: &[], faulty: false },
-    Run { name: "api", mode: "api", arguments: &[], faulty: false },
-    Run { name: "idle device", mode: "idle", arguments: &[], faulty: false },
+    Run { name: "data, loss, reordering, duplication", mode: "data", arguments: &[], faults: Faults::All },
+    Run { name: "messages", mode: "messages", arguments: &[], faults: Faults::None },
+    Run { name: "messages, 1 % loss", mode: "messages", arguments: &[], faults: Faults::Loss },
+    Run { name: "identity", mode: "identity", arguments: &[], faults: Faults::None },
+    Run { name: "memory polling", mode: "poll", arguments: &[], faults: Faults::None },
+    Run {
+        name: "memory polling, loss, reordering, duplication",
+        mode: "poll",
+        arguments: &[],
+        faults: Faults::All,
+    },
+    Run { name: "errors", mode: "errors", arguments: &[], faults: Faults::None },
+    Run { name: "many QPs", mode: "scale", arguments: &[], faults: Faults::None },
+    Run { name: "api", mode: "api", arguments: &[], faults: Faults::None },
+    Run { name: "idle device", mode: "idle", arguments: &[], faults: Faults::None },
 ];
 
 /// Names of all checks of this module, for filters.
@@ -74,11 +93,13 @@ impl Run {
     }
 
     fn start(&self, workspace: &Workspace, program: &Path, seed: u64) -> std::io::Result<exec::Finished> {
-        let faults: &[(&str, &str)] =
-            if self.faulty { &[("METAROCE_REORDER", "0.02"), ("METAROCE_DUP", "0.01")] } else { &[] };
+        let faults: &[(&str, &str)] = match self.faults {
+            Faults::All => &[("METAROCE_REORDER", "0.02"), ("METAROCE_DUP", "0.01")],
+            Faults::None | Faults::Loss => &[],
+        };
         let circumstances = Circumstances {
             environment: faults.iter().map(|(name, value)| (*name, value.to_string())).collect(),
-            ..Circumstances::lossy(if self.faulty { 10 } else { 0 }, seed)
+            ..Circumstances::lossy(if self.faults == Faults::None { 0 } else { 10 }, seed)
         };
         let mut command = circumstances.command(workspace, program);
         command.args(["run", self.mode, "--json", "--seed", &seed.to_string(), "--metaroce"]);

@@ -110,6 +110,7 @@ pub fn soak(workspace: &Workspace, seed: u64, minutes: Option<u64>) -> Result<bo
         report.check(REPEATED, || repeated(workspace, REPEATS, &mut random));
         report.check(spray::EVEN, || spray::even(workspace));
         report.check(spray::LOSS, || spray::loss(workspace, random.next()));
+        checker::run(workspace, random.next() % 1_000_000_000, &mut report);
         if minutes.is_none() {
             return Ok(report.finish());
         }

@@ -306,7 +306,7 @@ pub fn on_refuse<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, refuse: &Refuse
         return p.retire(conn, index);
     }
     let Some(msn) = refused_message(tx, refuse) else { return };
-    tx.rewind(msn);
+    tx.rewind(msn, refuse.attempt);
     if refuse.code == RefuseCode::Rnr {
         tx.credit = Some(refuse.number);
         tx.paused_until = now + rnr_timer_ns(refuse.timer);

@@ -52,13 +52,14 @@ fn accept<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, f: &Request<'_>, mem: 
     }
     // 2. The queue pair exists, receives, and expects this peer.
     let Some(qp) = p.qps.get(f.dst_qpn).filter(|q| expects(q, conn, f)) else {
-        return not_ready(conn, f);
+        return not_ready(conn, f, f.attempt);
     };
     // 3. The stream is the one bound, or may be bound now.
     match bind(qp, conn, f) {
         Binding::Bound => qp.rx.conn = Some(conn.index),
         // Of a former stream: whoever still sends it must hear that nothing of it is taken any more.
-        Binding::Other => return not_ready(conn, f),
+        Binding::Other => return not_ready(conn, f, f.attempt),
+        Binding::Unproven(attempt) => return not_ready(conn, f, attempt),
     }
     let unreliable = qp.init.qp_type == QpType::Uc;
     if qp.state == QpState::Rtr && !std::mem::replace(&mut qp.rx.established, true) {
@@ -185,32 +186,34 @@ enum Binding {
     Bound,
     /// Another stream is bound, or this one ended before.
     Other,
+    /// Its requester must show that it still lives: by an attempt later than this one.
+    Unproven(u16),
 }
 
 /// Binds the stream to the QP on its first packet. Ids grow per peer endpoint, so an older one is history; a newer
-/// one takes over only from a stream that has achieved nothing.
+/// one takes over only from a stream that has achieved nothing (an unreliable one always: nobody waits for the former).
 fn bind(qp: &mut Qp, conn: &Conn, f: &Request<'_>) -> Binding {
     let newer = |a: u32, b: u32| (a.wrapping_sub(b) as i32) > 0;
+    let peer = conn.peer_incarnation;
+    let reliable = qp.init.qp_type == QpType::Rc;
+    let achieved = reliable && qp.rx.next_msn > 0;
     match qp.rx.life {
-        Some(life) if life == f.life && qp.rx.peer == conn.peer_incarnation => return Binding::Bound,
-        Some(life) if qp.rx.peer == conn.peer_incarnation => {
-            if newer(life, f.life) {
-                return Binding::Other;
-            }
-            if qp.rx.next_msn > 0 {
-                return Binding::Other;
-            }
-            qp.rx.reset();
-        }
-        Some(_) if qp.rx.next_msn > 0 => return Binding::Other,
-        Some(_) => qp.rx.reset(),
-        None => {}
+        Some(life) if life == f.life && qp.rx.peer == peer => return Binding::Bound,
+        Some(life) if qp.rx.peer == peer && newer(life, f.life) => return Binding::Other,
+        Some(_) if achieved => return Binding::Other,
+        _ => {}
     }
-    if qp.rx.floor.is_some_and(|(peer, life)| peer == conn.peer_incarnation && !newer(f.life, life)) {
+    if qp.rx.floor.is_some_and(|(known, life)| known == peer && !newer(f.life, life)) {
         return Binding::Other;
     }
+    if reliable && let Some(attempt) = qp.rx.unproven(peer, f.life, f.attempt) {
+        return Binding::Unproven(attempt);
+    }
+    if qp.rx.life.is_some() {
+        qp.rx.reset();
+    }
     qp.rx.life = Some(f.life);
-    qp.rx.peer = conn.peer_incarnation;
+    qp.rx.peer = peer;
     qp.rx.conn = Some(conn.index);
     qp.rx.told_limit = qp.rq.limit();
     Binding::Bound
@@ -350,18 +353,11 @@ fn reads_within_limit<S: Sink>(
     Ok(())
 }
 
-fn not_ready(conn: &mut Conn, f: &Request<'_>) -> Outcome {
+fn not_ready(conn: &mut Conn, f: &Request<'_>, attempt: u16) -> Outcome {
     refuse(
         conn,
         f.dst_qpn,
-        Refuse {
-            code: RefuseCode::NotReady,
-            attempt: f.attempt,
-            qpn: f.src_qpn,
-            life: f.life,
-            number: f.msn,
-            timer: 0,
-        },
+        Refuse { code: RefuseCode::NotReady, attempt, qpn: f.src_qpn, life: f.life, number: f.msn, timer: 0 },
     )
 }
 

@@ -1,6 +1,7 @@
 //! Responder side of a stream: messages in progress, responses owed.
 
 use crate::config::limits;
+use crate::seq::later16;
 use crate::types::*;
 use crate::wire::{RefuseCode, Request};
 use std::collections::VecDeque;
@@ -142,6 +143,11 @@ pub struct RxStream {
     pub life: Option<u32>,
     /// Streams of the peer up to this id are history (with the peer endpoint's incarnation).
     pub floor: Option<(u64, u32)>,
+    /// The QP was used before: packets of a stream that ended then may still be under way, and a stream is bound only
+    /// when its requester is known to live.
+    pub reused: bool,
+    /// The stream (peer incarnation, id) whose requester is asked for an attempt later than this one.
+    pub asked: Option<(u64, u32, u16)>,
     /// Connection the bound stream comes by.
     pub conn: Option<u32>,
     /// IBV_EVENT_COMM_EST was raised.
@@ -179,10 +185,40 @@ pub struct RxStream {
 }
 
 impl RxStream {
-    /// Forgets the stream (QP to RESET); its id becomes history.
+    /// Forgets the stream; its id becomes history.
     pub fn reset(&mut self) {
         let floor = self.life.map(|life| (self.peer, life)).or(self.floor);
-        *self = RxStream { floor, epoch: self.epoch.wrapping_add(1), ..RxStream::default() };
+        let (reused, asked, epoch) = (self.reused, self.asked, self.epoch.wrapping_add(1));
+        *self = RxStream { floor, reused, asked, epoch, ..RxStream::default() };
+    }
+    /// The QP goes to RESET: whatever was answered so far proves nothing any more.
+    pub fn end_of_life(&mut self) {
+        self.reset();
+        self.reused = true;
+        if let Some((_, _, attempt)) = &mut self.asked {
+            *attempt = attempt.wrapping_add(limits::PROOF_ATTEMPTS);
+        }
+    }
+    /// The attempt its requester must exceed before the stream is bound; `None`: it lives, or no proof is needed. Only a
+    /// requester that hears the refusal can exceed it, because attempts count refusals.
+    pub fn unproven(&mut self, peer: u64, life: u32, attempt: u16) -> Option<u16> {
+        if !self.reused {
+            return None;
+        }
+        match self.asked {
+            Some((known, asked, least)) if (known, asked) == (peer, life) => {
+                (!later16(attempt, least)).then_some(least)
+            }
+            // Older than the one that is asked: history.
+            Some((known, asked, _)) if known == peer && (asked.wrapping_sub(life) as i32) > 0 => {
+                Some(attempt)
+            }
+            _ => {
+                let least = attempt.wrapping_add(limits::PROOF_ATTEMPTS);
+                self.asked = Some((peer, life, least));
+                Some(least)
+            }
+        }
     }
     /// The message's entry, made if it is within the window.
     pub fn entry(&mut self, msn: u64) -> Option<&mut RxMsg> {

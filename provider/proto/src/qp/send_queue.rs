@@ -1,5 +1,6 @@
 //! Send queue and transmit stream of a QP: work requests from posting to completion.
 
+use crate::seq::later16;
 use crate::types::*;
 use std::collections::VecDeque;
 
@@ -175,9 +176,10 @@ impl TxStream {
             self.error = Some((msn, status));
         }
     }
-    /// Sends again from message `msn` on, in a new attempt.
-    pub fn rewind(&mut self, msn: u64) {
-        self.attempt = self.attempt.wrapping_add(1);
+    /// Sends again from message `msn` on, in an attempt later than all before and than `refused`.
+    pub fn rewind(&mut self, msn: u64, refused: u16) {
+        let last = if later16(refused, self.attempt) { refused } else { self.attempt };
+        self.attempt = last.wrapping_add(1);
         self.begun = self.first_fresh();
         for m in msn..self.cursor_msn.saturating_add(1).min(self.sq.next_msn()) {
             if let Some(wqe) = self.sq.get_mut(m) {

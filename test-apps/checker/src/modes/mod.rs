@@ -3,6 +3,7 @@
 pub mod api;
 pub mod data;
 pub mod errors;
+pub mod identity;
 pub mod idle;
 pub mod messages;
 pub mod poll;
@@ -28,6 +29,8 @@ pub enum Mode {
     Messages,
     /// Programs that poll memory.
     Poll,
+    /// Restarts, resets, lost handshakes: right data or the right error.
+    Identity,
     /// Failures: statuses, events, flush order, times.
     Errors,
     /// Many QPs.
@@ -95,6 +98,7 @@ impl Mode {
             Mode::Data => data::cases(options),
             Mode::Messages => messages::cases(options),
             Mode::Poll => poll::cases(options),
+            Mode::Identity => identity::cases(options),
             Mode::Errors => errors::cases(options),
             Mode::Scale => scale::cases(options),
             Mode::Api => api::cases(options),
