@@ -195,7 +195,7 @@ enum Binding {
 fn bind(qp: &mut Qp, conn: &Conn, f: &Request<'_>) -> Binding {
     let newer = |a: u32, b: u32| (a.wrapping_sub(b) as i32) > 0;
     let peer = conn.peer_incarnation;
-    let reliable = qp.init.qp_type == QpType::Rc;
+    let reliable = qp.init.qp_type.is_reliable();
     let achieved = reliable && qp.rx.next_msn > 0;
     match qp.rx.life {
         Some(life) if life == f.life && qp.rx.peer == peer => return Binding::Bound,
