@@ -17,6 +17,8 @@ const PHYS_DISABLED: u8 = 3;
 /// RoCE: address vectors need a GRH (`IBV_QPF_GRH_REQUIRED`, which the headers only have as a macro).
 const GRH_REQUIRED: u8 = 1;
 
+/// `IB_UVERBS_DEVICE_ATOMIC_WRITE`, which no public header of this version has.
+const DEVICE_ATOMIC_WRITE: u64 = 1 << 40;
 /// What may touch memory that is paged in on demand.
 const ODP_UD: u32 = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_SRQ_RECV;
 const ODP_RC: u32 = ODP_UD | IBV_ODP_SUPPORT_WRITE | IBV_ODP_SUPPORT_READ | IBV_ODP_SUPPORT_ATOMIC;
@@ -75,7 +77,7 @@ pub(crate) fn query(context: &Context) -> ibv_device_attr_ex {
     o.max_srq_sge = MAX_SRQ_SGE as i32;
     o.max_pkeys = 1;
     o.phys_port_cnt = PORT;
-    attr.device_cap_flags_ex = u64::from(attr.orig_attr.device_cap_flags);
+    attr.device_cap_flags_ex = u64::from(attr.orig_attr.device_cap_flags) | DEVICE_ATOMIC_WRITE;
     // The processor copies: pages need not be there before, and never need pinning.
     attr.odp_caps.general_caps = u64::from(IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT);
     attr.odp_caps.per_transport_caps = ibv_odp_caps__bindgen_ty_1 {

@@ -40,6 +40,10 @@ fn push(qp: &Qp, post: &mut SendPost<'_>, request: SendRequest<'_>) -> Result<()
         _ => {}
     }
     match opcode {
+        Opcode::AtomicWrite => {
+            check_atomic_length(length)?;
+            (wqe.remote_addr, wqe.rkey) = request.rdma();
+        }
         Opcode::CompareSwap | Opcode::FetchAdd => {
             check_atomic_length(length)?;
             (wqe.remote_addr, wqe.rkey, wqe.compare_add, wqe.swap) = request.atomic();
@@ -81,12 +85,13 @@ pub(crate) fn opcode_of(qp_type: ibv_qp_type, opcode: ibv_wr_opcode) -> Result<O
         IBV_WR_LOCAL_INV => Opcode::LocalInv,
         IBV_WR_BIND_MW => Opcode::BindWindow,
         IBV_WR_SEND_WITH_INV => Opcode::SendInv,
+        IBV_WR_ATOMIC_WRITE => Opcode::AtomicWrite,
         _ => return Err(libc::EINVAL),
     };
     let legal = match qp_type {
         IBV_QPT_RC | IBV_QPT_XRC_SEND => true,
         IBV_QPT_XRC_RECV => false,
-        IBV_QPT_UC => !opcode.has_response() && opcode != Opcode::SendInv,
+        IBV_QPT_UC => !opcode.has_response() && !matches!(opcode, Opcode::SendInv | Opcode::AtomicWrite),
         _ => matches!(opcode, Opcode::Send | Opcode::SendImm),
     };
     if legal { Ok(opcode) } else { Err(libc::EINVAL) }
@@ -152,7 +157,7 @@ mod tests {
     #[test]
     fn opcode_of_knows_what_each_transport_has() {
         for opcode in 0..=16 {
-            let rc = opcode <= IBV_WR_SEND_WITH_INV;
+            let rc = opcode <= IBV_WR_SEND_WITH_INV || opcode == IBV_WR_ATOMIC_WRITE;
             let uc = opcode <= IBV_WR_SEND_WITH_IMM || opcode == IBV_WR_LOCAL_INV || opcode == IBV_WR_BIND_MW;
             let ud = opcode == IBV_WR_SEND || opcode == IBV_WR_SEND_WITH_IMM;
             for (qp_type, legal) in [(IBV_QPT_RC, rc), (IBV_QPT_UC, uc), (IBV_QPT_UD, ud)] {

@@ -34,6 +34,7 @@ fn completion_values_are_those_of_the_header() {
         (WcOpcode::FetchAdd, IBV_WC_FETCH_ADD),
         (WcOpcode::BindWindow, IBV_WC_BIND_MW),
         (WcOpcode::LocalInv, IBV_WC_LOCAL_INV),
+        (WcOpcode::AtomicWrite, IBV_WC_ATOMIC_WRITE),
         (WcOpcode::Recv, IBV_WC_RECV),
         (WcOpcode::RecvRdmaWithImm, IBV_WC_RECV_RDMA_WITH_IMM),
     ] {

@@ -79,7 +79,7 @@ impl Builder {
     fn set_sges(&mut self, length: u32, count: usize, max: u32, sges: impl ExactSizeIterator<Item = Sge>) {
         let outcome = match (&mut self.post, self.open.take()) {
             (Some(post), Some(mut wqe)) => check_sges(count, max).and_then(|num_sge| {
-                if matches!(wqe.opcode, Opcode::CompareSwap | Opcode::FetchAdd) {
+                if matches!(wqe.opcode, Opcode::CompareSwap | Opcode::FetchAdd | Opcode::AtomicWrite) {
                     check_atomic_length(length)?;
                 }
                 (wqe.num_sge, wqe.length) = (num_sge, length);
@@ -149,6 +149,7 @@ const OPS_RC: u64 = OPS_UC
     | (IBV_QP_EX_WITH_RDMA_READ
         | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
         | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
+        | IBV_QP_EX_WITH_ATOMIC_WRITE
         | IBV_QP_EX_WITH_SEND_WITH_INV) as u64;
 const OPS_UC: u64 = OPS_UD
     | (IBV_QP_EX_WITH_RDMA_WRITE
@@ -225,6 +226,9 @@ pub(crate) fn set_functions(qp: &mut verbs_qp, ops: u64) {
     if asked(IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD) {
         ex.wr_atomic_fetch_add = Some(wr_atomic_fetch_add);
     }
+    if asked(IBV_QP_EX_WITH_ATOMIC_WRITE) {
+        ex.wr_atomic_write = Some(wr_atomic_write);
+    }
     if asked(IBV_QP_EX_WITH_LOCAL_INV) {
         ex.wr_local_inv = Some(wr_local_inv);
     }
@@ -290,6 +294,17 @@ unsafe extern "C" fn wr_send(qp: *mut ibv_qp_ex) {
 unsafe extern "C" fn wr_send_imm(qp: *mut ibv_qp_ex, imm: __be32) {
     // SAFETY: as wr_send.
     unsafe { building(qp, |qp, builder| builder.open(qp, Opcode::SendImm, |wqe| wqe.imm = imm)) };
+}
+
+/// The only one that brings its data along.
+unsafe extern "C" fn wr_atomic_write(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, data: *const c_void) {
+    // SAFETY: as wr_send; the application passes 8 readable bytes.
+    unsafe {
+        building(qp, |qp, builder| {
+            builder.open(qp, Opcode::AtomicWrite, |wqe| (wqe.rkey, wqe.remote_addr) = (rkey, remote_addr));
+            builder.set_inline(qp.cap.max_inline_data, std::iter::once(chain::bytes(data.cast(), 8)));
+        })
+    };
 }
 
 unsafe extern "C" fn wr_send_inv(qp: *mut ibv_qp_ex, key: u32) {

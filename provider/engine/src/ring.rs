@@ -245,7 +245,7 @@ fn status_from(value: u8) -> WcStatus {
 }
 
 fn opcode_from(value: u8) -> WcOpcode {
-    const ALL: [WcOpcode; 9] = [
+    const ALL: [WcOpcode; 10] = [
         WcOpcode::Send,
         WcOpcode::RdmaWrite,
         WcOpcode::RdmaRead,
@@ -253,6 +253,7 @@ fn opcode_from(value: u8) -> WcOpcode {
         WcOpcode::FetchAdd,
         WcOpcode::BindWindow,
         WcOpcode::LocalInv,
+        WcOpcode::AtomicWrite,
         WcOpcode::Recv,
         WcOpcode::RecvRdmaWithImm,
     ];

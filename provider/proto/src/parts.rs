@@ -212,6 +212,7 @@ pub fn complete_send(qp: &mut Qp, wqe: &Wqe, status: WcStatus, sink: &mut impl S
         Opcode::Read => WcOpcode::RdmaRead,
         Opcode::CompareSwap => WcOpcode::CompSwap,
         Opcode::FetchAdd => WcOpcode::FetchAdd,
+        Opcode::AtomicWrite => WcOpcode::AtomicWrite,
         Opcode::BindWindow => WcOpcode::BindWindow,
         Opcode::LocalInv | Opcode::Nop => WcOpcode::LocalInv,
     };

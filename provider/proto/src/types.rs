@@ -76,6 +76,8 @@ pub enum Opcode {
     BindWindow = 8,
     /// Send that also invalidates a window of the responder's.
     SendInv = 9,
+    /// Write of 8 aligned bytes that appear at once.
+    AtomicWrite = 15,
     /// On the wire: the place of an operation that is the requester's alone.
     Nop = 127,
 }
@@ -264,6 +266,7 @@ pub enum WcOpcode {
     FetchAdd = 4,
     BindWindow = 5,
     LocalInv = 6,
+    AtomicWrite = 9,
     Recv = 128,
     RecvRdmaWithImm = 129,
 }

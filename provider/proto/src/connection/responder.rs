@@ -247,7 +247,7 @@ fn domain<S: Sink>(p: &mut Parts<'_, S>, index: u16, f: &Request<'_>) -> Result<
 pub fn operation_allowed(qp: &Qp, f: &Request<'_>) -> Result<(), Denied> {
     let invalid = Err(Denied::Fatal(RefuseCode::InvalidRequest, None));
     let needed = match f.opcode {
-        Opcode::Write | Opcode::WriteImm => access::REMOTE_WRITE,
+        Opcode::Write | Opcode::WriteImm | Opcode::AtomicWrite => access::REMOTE_WRITE,
         Opcode::Read => access::REMOTE_READ,
         Opcode::CompareSwap | Opcode::FetchAdd => access::REMOTE_ATOMIC,
         _ => return Ok(()),
@@ -258,7 +258,8 @@ pub fn operation_allowed(qp: &Qp, f: &Request<'_>) -> Result<(), Denied> {
     if f.opcode.has_response() && qp.attrs.max_dest_rd_atomic == 0 {
         return invalid;
     }
-    if needed == access::REMOTE_ATOMIC && !f.raddr.is_multiple_of(8) {
+    let aligned = needed == access::REMOTE_ATOMIC || f.opcode == Opcode::AtomicWrite;
+    if aligned && !f.raddr.is_multiple_of(8) {
         return invalid;
     }
     Ok(())
@@ -312,7 +313,7 @@ fn bind_receives<S: Sink>(p: &mut Parts<'_, S>, index: u16, f: &Request<'_>) -> 
 pub fn key_good<S: Sink>(p: &mut Parts<'_, S>, index: u16, pd: u32, f: &Request<'_>) -> Result<(), Denied> {
     let Some(qp) = p.qps.at(index) else { return Ok(()) };
     let rights = match f.opcode {
-        Opcode::Write | Opcode::WriteImm => access::REMOTE_WRITE,
+        Opcode::Write | Opcode::WriteImm | Opcode::AtomicWrite => access::REMOTE_WRITE,
         Opcode::Read => access::REMOTE_READ,
         Opcode::CompareSwap | Opcode::FetchAdd => access::REMOTE_ATOMIC,
         _ => return Ok(()),
@@ -456,11 +457,11 @@ fn place<S: Sink>(
             p.faults += u32::from(placed.is_none());
             qp.rq.touch(f.recv_index);
         }
-        Opcode::Write | Opcode::WriteImm if len > 0 => {
+        Opcode::Write | Opcode::WriteImm | Opcode::AtomicWrite if len > 0 => {
             let addr = f.raddr.wrapping_add(u64::from(f.offset));
             let target = p.mrs.check_remote(f.rkey, (pd, qp.qpn), addr, u64::from(len), access::REMOTE_WRITE);
             let Some((va, mr)) = target else { return };
-            let result = if mr.relaxed() {
+            let result = if mr.relaxed() && f.opcode != Opcode::AtomicWrite {
                 mem.place(va, f.payload)
             } else if in_order && len == f.total {
                 mem.place_last(va, f.payload)

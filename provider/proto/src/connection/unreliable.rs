@@ -22,7 +22,8 @@ pub fn accept<S: Sink>(
     let Some(qp) = p.qps.at(index) else { return };
     let msn = unwrap32(f.msn, qp.rx.next_msn);
     // What invalidates must be reliable: a stream that cannot repair it does not have it.
-    if msn < qp.rx.next_msn || f.opcode.has_response() || f.opcode == Opcode::SendInv {
+    let reliable_only = f.opcode.has_response() || matches!(f.opcode, Opcode::SendInv | Opcode::AtomicWrite);
+    if msn < qp.rx.next_msn || reliable_only {
         p.stats.uc_dropped += 1;
         return;
     }

@@ -346,6 +346,7 @@ fn opcode(value: u8) -> Option<Opcode> {
         6 => Opcode::FetchAdd,
         7 => Opcode::SendInv,
         8 => Opcode::Nop,
+        9 => Opcode::AtomicWrite,
         _ => return None,
     })
 }
@@ -354,6 +355,7 @@ fn opcode(value: u8) -> Option<Opcode> {
 fn opcode_number(opcode: Opcode) -> u8 {
     match opcode {
         Opcode::SendInv => 7,
+        Opcode::AtomicWrite => 9,
         Opcode::Nop | Opcode::LocalInv | Opcode::BindWindow => 8,
         // The first seven are numbered as in the verbs API.
         _ => opcode as u8,
@@ -363,7 +365,7 @@ fn opcode_number(opcode: Opcode) -> u8 {
 /// A remote address and key follow the fixed part.
 fn has_remote(opcode: Opcode) -> bool {
     use Opcode::*;
-    matches!(opcode, Write | WriteImm | Read | CompareSwap | FetchAdd)
+    matches!(opcode, Write | WriteImm | AtomicWrite | Read | CompareSwap | FetchAdd)
 }
 
 /// An immediate, or the key to invalidate, follows.
@@ -399,7 +401,8 @@ fn parse_request<'a>(r: &mut Reader<'a>) -> Option<Request<'a>> {
         // An empty packet is only legal for an empty message: it could never complete another.
         u64::from(offset) + length as u64 <= u64::from(total) && (length > 0 || total == 0)
     };
-    let atomic_sized = !matches!(opcode, Opcode::CompareSwap | Opcode::FetchAdd) || total == 8;
+    let atomic = matches!(opcode, Opcode::CompareSwap | Opcode::FetchAdd | Opcode::AtomicWrite);
+    let atomic_sized = !atomic || total == 8;
     let placeless = opcode != Opcode::Nop || total == 0;
     (fits && atomic_sized && placeless && units > 0).then_some(Request {
         opcode,
@@ -459,7 +462,7 @@ pub fn request_header_bytes(opcode: Opcode, xrc: bool) -> usize {
         + match opcode {
             Opcode::Send | Opcode::Nop | Opcode::LocalInv | Opcode::BindWindow => 0,
             Opcode::SendImm | Opcode::SendInv => 4,
-            Opcode::Write | Opcode::Read => 12,
+            Opcode::Write | Opcode::AtomicWrite | Opcode::Read => 12,
             Opcode::WriteImm => 16,
             Opcode::CompareSwap | Opcode::FetchAdd => 28,
         }
