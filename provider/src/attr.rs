@@ -138,6 +138,7 @@ pub(crate) fn transition(qp_type: ibv_qp_type, from: ibv_qp_state, to: ibv_qp_st
     }
     let row = TRANSITIONS.iter().find(|t| t.from == from && t.to == to)?;
     match qp_type {
+        IBV_QPT_RAW_PACKET => Some(raw(from, to)),
         // An RC send queue never is in SQE: its errors end the QP.
         IBV_QPT_RC if from != IBV_QPS_SQE => Some(row.rc),
         IBV_QPT_XRC_SEND if from != IBV_QPS_SQE => Some(row.rc.without(XRC_SEND_LACKS)),
@@ -145,6 +146,17 @@ pub(crate) fn transition(qp_type: ibv_qp_type, from: ibv_qp_state, to: ibv_qp_st
         IBV_QPT_UC => Some(row.uc),
         IBV_QPT_UD => Some(row.ud),
         _ => None,
+    }
+}
+
+/// The masks of raw packets, which have little to set.
+fn raw(from: ibv_qp_state, to: ibv_qp_state) -> Masks {
+    match (from, to) {
+        (IBV_QPS_RESET, IBV_QPS_INIT) => masks(PORT_BIT, 0),
+        (IBV_QPS_INIT, IBV_QPS_INIT) => masks(0, PORT_BIT),
+        (IBV_QPS_RTS, IBV_QPS_SQD) => masks(0, IBV_QP_EN_SQD_ASYNC_NOTIFY),
+        (_, IBV_QPS_RTS) => masks(0, CUR),
+        _ => masks(0, 0),
     }
 }
 

@@ -6,6 +6,7 @@ use rdma_core_sys::*;
 use crate::context::Context;
 use crate::ffi::{Result, zeroed};
 use crate::limits::*;
+use crate::wq::HASHED;
 
 /// 4 lanes, in the encoding of the InfiniBand PortInfo.
 const WIDTH_4X: u8 = 2;
@@ -71,6 +72,7 @@ pub(crate) fn query(context: &Context) -> ibv_device_attr_ex {
     o.max_res_rd_atom = (MAX_RD_ATOMIC * MAX_QP) as i32;
     o.max_qp_init_rd_atom = MAX_RD_ATOMIC as i32;
     o.atomic_cap = IBV_ATOMIC_HCA;
+    o.max_raw_ethy_qp = MAX_QP as i32;
     o.max_ah = MAX_AH as i32;
     o.max_srq = MAX_SRQ as i32;
     o.max_srq_wr = MAX_SRQ_WR as i32;
@@ -86,6 +88,14 @@ pub(crate) fn query(context: &Context) -> ibv_device_attr_ex {
         ud_odp_caps: ODP_UD,
     };
     attr.xrc_odp_caps = ODP_RC;
+    attr.rss_caps = ibv_rss_caps {
+        supported_qpts: 1 << IBV_QPT_RAW_PACKET,
+        max_rwq_indirection_tables: MAX_QP,
+        max_rwq_indirection_table_size: MAX_RWQ_TABLE,
+        rx_hash_fields_mask: HASHED,
+        rx_hash_function: IBV_RX_HASH_FUNC_TOEPLITZ as u8,
+    };
+    attr.max_wq_type_rq = MAX_SRQ;
     attr.max_dm_size = MAX_DM_SIZE;
     attr.completion_timestamp_mask = u64::MAX;
     attr.hca_core_clock = CLOCK_KHZ;

@@ -8,6 +8,7 @@ use std::mem::MaybeUninit;
 use std::slice;
 use std::sync::Arc;
 
+use metaroce_proto::steer::Rss;
 use metaroce_proto::types::QpType;
 use rdma_core_sys::private::verbs_context_ops;
 use rdma_core_sys::*;
@@ -22,13 +23,16 @@ use crate::pd::Pd;
 use crate::qp::{Qp, QpCreate};
 use crate::srq::Srq;
 use crate::td::Td;
+use crate::wq::{self, IndTable, Queues};
 use crate::xrcd::Xrcd;
 use crate::{device, poll, post, register};
 
 mod memory;
+mod packet;
 mod xrc;
 
 use memory::*;
+use packet::*;
 use xrc::*;
 
 /// The verbs this device implements; libibverbs answers EOPNOTSUPP for the rest.
@@ -47,18 +51,24 @@ pub(crate) static OPS: verbs_context_ops = verbs_context_ops::EMPTY
     .create_ah(create_ah)
     .create_cq(create_cq)
     .create_cq_ex(create_cq_ex)
+    .create_flow(create_flow)
     .create_qp(create_qp)
     .create_qp_ex(create_qp_ex)
+    .create_rwq_ind_table(create_rwq_ind_table)
     .create_srq(create_srq)
     .create_srq_ex(create_srq_ex)
+    .create_wq(create_wq)
     .dealloc_mw(dealloc_mw)
     .dealloc_pd(dealloc_pd)
     .dealloc_td(dealloc_td)
     .dereg_mr(dereg_mr)
     .destroy_ah(destroy_ah)
     .destroy_cq(destroy_cq)
+    .destroy_flow(destroy_flow)
     .destroy_qp(destroy_qp)
+    .destroy_rwq_ind_table(destroy_rwq_ind_table)
     .destroy_srq(destroy_srq)
+    .destroy_wq(destroy_wq)
     .free_context(register::free_context)
     .free_dm(free_dm)
     .get_srq_num(get_srq_num)
@@ -68,6 +78,7 @@ pub(crate) static OPS: verbs_context_ops = verbs_context_ops::EMPTY
     .modify_cq(modify_cq)
     .modify_qp(modify_qp)
     .modify_srq(modify_srq)
+    .modify_wq(modify_wq)
     .open_qp(open_qp)
     .open_xrcd(open_xrcd)
     .poll_cq(poll_cq)
@@ -340,17 +351,35 @@ unsafe fn new_qp(context: *mut ibv_context, attr: &mut ibv_qp_init_attr_ex) -> R
         } else {
             (Arc::clone(&object::<Pd>(attr.pd)?.shared), None)
         };
+        let spread = attr.comp_mask & IBV_QP_INIT_ATTR_IND_TABLE != 0;
+        let rss = if spread { Some(spread_of(attr)?) } else { None };
         let cq = |cq: *mut ibv_cq, wanted: bool| if wanted { object::<Cq>(cq).map(Some) } else { Ok(None) };
         let create = QpCreate {
             pd,
-            send_cq: cq(attr.send_cq, kind != QpType::XrcRecv)?,
-            recv_cq: cq(attr.recv_cq, !matches!(kind, QpType::XrcSend | QpType::XrcRecv))?,
+            send_cq: cq(attr.send_cq, kind != QpType::XrcRecv && !spread)?,
+            recv_cq: cq(attr.recv_cq, !matches!(kind, QpType::XrcSend | QpType::XrcRecv) && !spread)?,
             srq: if attr.srq.is_null() { None } else { Some(object::<Srq>(attr.srq)?) },
             xrcd,
+            rss,
             attr,
             context,
         };
         Ok(publish(Qp::create(create)?))
+    }
+}
+
+/// How the frames of a raw packet QP are spread over work queues.
+///
+/// # Safety
+/// The table in `attr` is NULL or a live one of ours, the key as long as it says.
+unsafe fn spread_of(attr: &ibv_qp_init_attr_ex) -> Result<(Queues, Rss)> {
+    let hash = &attr.rx_hash_conf;
+    // SAFETY: upheld by the caller.
+    unsafe {
+        let table = object::<IndTable>(attr.rwq_ind_tbl)?;
+        let key = crate::chain::bytes(hash.rx_hash_key, usize::from(hash.rx_hash_key_len));
+        let rss = wq::spread(&table.queues, hash.rx_hash_function, key, hash.rx_hash_fields_mask)?;
+        Ok((Arc::clone(&table.queues), rss))
     }
 }
 
@@ -416,7 +445,7 @@ unsafe extern "C" fn post_srq_recv(
     unsafe {
         let Ok(srq) = object::<Srq>(srq) else { return libc::EINVAL };
         let mut chain = RecvChain::new(wr);
-        let outcome = post::srq_recv(srq, &mut chain);
+        let outcome = post::shared_recv(&srq.engine, &mut chain);
         posted(outcome, bad, chain.position())
     }
 }

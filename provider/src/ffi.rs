@@ -115,6 +115,9 @@ zeroable!(
     ibv_ah,
     verbs_device,
     verbs_dm,
+    ibv_flow,
+    ibv_wq,
+    ibv_rwq_ind_table,
     verbs_xrcd,
     ibv_mw,
     ibv_device_attr_ex,
@@ -138,9 +141,9 @@ impl<T: Zeroable> CPart<T> {
 }
 
 impl<T> CPart<T> {
-    /// Changes an object that is not published yet.
+    /// Changes an object that is not published yet, or what of it C only reads, under the object's own lock.
     pub(crate) fn fill(&self, fill: impl FnOnce(&mut T)) {
-        // SAFETY: callers hold the only reference to the object; C does not know it.
+        // SAFETY: upheld by the callers, see above; plain integers and pointers.
         fill(unsafe { &mut *self.0.get() });
     }
     /// Its address, as C sees it.

@@ -19,6 +19,7 @@ mod dm;
 mod entry;
 mod exports;
 mod ffi;
+mod flow;
 mod limits;
 mod logger;
 #[cfg(test)]
@@ -38,6 +39,7 @@ mod srq;
 mod td;
 #[cfg(test)]
 mod values;
+mod wq;
 mod wr;
 mod xrcd;
 

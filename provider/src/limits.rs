@@ -18,6 +18,8 @@ pub(crate) const MAX_MR: u32 = 1 << 20;
 pub(crate) const MAX_MW: u32 = 1 << 20;
 /// Bytes of device memory in a process: enough for any test of it, little to lose.
 pub(crate) const MAX_DM_SIZE: u64 = 16 << 20;
+/// Raw packet QPs share the numbers of all QPs; their tables of work queues have so many entries.
+pub(crate) const MAX_RWQ_TABLE: u32 = 256;
 /// PDs.
 pub(crate) const MAX_PD: u32 = 1 << 20;
 /// Reads and atomics outstanding per QP, in either direction.

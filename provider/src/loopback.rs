@@ -111,6 +111,7 @@ fn qp(pd: &Pd, cq: &Cq, send_wr: u32) -> Published<Qp> {
         recv_cq: Some(cq),
         srq: None,
         xrcd: None,
+        rss: None,
         attr: &mut attr,
         context: ptr::null_mut(),
     };

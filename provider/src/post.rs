@@ -2,7 +2,7 @@
 //!
 //! Requests before the first bad one are posted, as the specification wants; the caller reports it in `bad_wr`.
 
-use metaroce_engine::SendPost;
+use metaroce_engine::{self as engine, SendPost};
 use metaroce_proto::types::{Opcode, SendWqe, send_flags};
 use rdma_core_sys::*;
 
@@ -10,7 +10,6 @@ use crate::chain::{self, RecvChain, SendChain, SendRequest};
 use crate::ffi::Result;
 use crate::limits::MAX_MSG_SZ;
 use crate::qp::Qp;
-use crate::srq::Srq;
 
 /// Posts a chain; on error `chain` stands at the request that was refused.
 pub(crate) fn send(qp: &Qp, chain: &mut SendChain<'_>) -> Result<()> {
@@ -91,6 +90,7 @@ pub(crate) fn opcode_of(qp_type: ibv_qp_type, opcode: ibv_wr_opcode) -> Result<O
     let legal = match qp_type {
         IBV_QPT_RC | IBV_QPT_XRC_SEND => true,
         IBV_QPT_XRC_RECV => false,
+        IBV_QPT_RAW_PACKET => opcode == Opcode::Send,
         IBV_QPT_UC => !opcode.has_response() && !matches!(opcode, Opcode::SendInv | Opcode::AtomicWrite),
         _ => matches!(opcode, Opcode::Send | Opcode::SendImm),
     };
@@ -140,8 +140,8 @@ pub(crate) fn recv(qp: &Qp, chain: &mut RecvChain<'_>) -> Result<()> {
 }
 
 /// Posts a chain; on error `chain` stands at the request that was refused.
-pub(crate) fn srq_recv(srq: &Srq, chain: &mut RecvChain<'_>) -> Result<()> {
-    let mut post = srq.engine.recv();
+pub(crate) fn shared_recv(queue: &engine::Srq, chain: &mut RecvChain<'_>) -> Result<()> {
+    let mut post = queue.recv();
     while let Some(request) = chain.peek() {
         let sges = request.sges().ok_or(libc::EINVAL)?;
         post.push(request.wr_id(), sges.iter().map(chain::sge))?;

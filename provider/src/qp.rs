@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use metaroce_engine as engine;
+use metaroce_proto::steer::Rss;
 use metaroce_proto::types::{Event, QpModify, QpState, QpType, Qpn, access};
 use parking_lot::Mutex;
 use rdma_core_sys::private::{VERBS_QP_EX, VERBS_QP_XRCD, verbs_qp};
@@ -18,6 +19,7 @@ use crate::ffi::{CPart, LockedCell, Object, Result};
 use crate::limits::{MAX_INLINE, MAX_QP_WR, MAX_SGE};
 use crate::pd::PdShared;
 use crate::srq::Srq;
+use crate::wq::Queues;
 use crate::wr::{self, Builder};
 use crate::xrcd::{Domain, Xrcd};
 
@@ -37,6 +39,7 @@ pub(crate) struct Qp {
     notify: Arc<Notifier>,
     pd: Arc<PdShared>,
     _xrcd: Option<Arc<Domain>>,
+    _queues: Option<Queues>,
 }
 
 // SAFETY: repr(C), the C part is first and begins with an ibv_qp.
@@ -52,6 +55,8 @@ pub(crate) struct QpCreate<'a> {
     pub(crate) recv_cq: Option<&'a Cq>,
     pub(crate) srq: Option<&'a Srq>,
     pub(crate) xrcd: Option<&'a Xrcd>,
+    /// Work queues its frames are spread over, and how.
+    pub(crate) rss: Option<(Queues, Rss)>,
     /// The caller's attributes, whose `cap` becomes what was granted.
     pub(crate) attr: &'a mut ibv_qp_init_attr_ex,
     pub(crate) context: *mut ibv_context,
@@ -60,12 +65,13 @@ pub(crate) struct QpCreate<'a> {
 impl Qp {
     /// EINVAL for sizes beyond the device's limits, EOPNOTSUPP for what the device does not have.
     pub(crate) fn create(create: QpCreate<'_>) -> Result<Box<Self>> {
-        let QpCreate { pd, send_cq, recv_cq, srq, xrcd, attr, context } = create;
+        let QpCreate { pd, send_cq, recv_cq, srq, xrcd, rss, attr, context } = create;
         let qp_type = check_features(attr)?;
         let ops = (attr.comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0).then_some(attr.send_ops_flags);
         wr::check_ops(attr.qp_type, ops.unwrap_or(0))?;
         // XRC requesters have no receives, and responders nothing else of their own either.
-        let no_receives = srq.is_some() || matches!(qp_type, QpType::XrcSend | QpType::XrcRecv);
+        let no_receives =
+            srq.is_some() || rss.is_some() || matches!(qp_type, QpType::XrcSend | QpType::XrcRecv);
         let cap = granted(&attr.cap, no_receives)?;
         let notify = Arc::new(Notifier::new(&pd.context));
         let init = engine::QpCreate {
@@ -83,6 +89,9 @@ impl Qp {
         };
         let handle = NotifierHandle(Arc::clone(&notify));
         let engine = pd.context.device.create_qp(&init, Some(Box::new(handle)))?;
+        if let Some((_, rss)) = &rss {
+            engine.set_rss(rss.clone())?;
+        }
         pd.context.open.qp_made(&engine);
         if let Some(xrcd) = xrcd {
             xrcd.domain.add(&engine);
@@ -122,6 +131,7 @@ impl Qp {
             notify,
             pd,
             _xrcd: xrcd.map(|xrcd| Arc::clone(&xrcd.domain)),
+            _queues: rss.map(|(queues, _)| queues),
         });
         qp.notify.events.set_element(qp.c.as_ptr());
         Ok(qp)
@@ -224,6 +234,7 @@ impl Qp {
             notify,
             pd,
             _xrcd: Some(Arc::clone(&xrcd.domain)),
+            _queues: None,
         });
         qp.notify.events.set_element(qp.c.as_ptr());
         Ok(qp)
@@ -243,13 +254,20 @@ impl Qp {
 
 /// EOPNOTSUPP for transports and creation features that are not there, EINVAL without a PD.
 pub(crate) fn check_features(attr: &ibv_qp_init_attr_ex) -> Result<QpType> {
-    const KNOWN: u32 = IBV_QP_INIT_ATTR_PD
+    const SPREAD: u32 = IBV_QP_INIT_ATTR_RX_HASH | IBV_QP_INIT_ATTR_IND_TABLE;
+    const KNOWN: u32 = SPREAD
+        | IBV_QP_INIT_ATTR_PD
         | IBV_QP_INIT_ATTR_XRCD
         | IBV_QP_INIT_ATTR_CREATE_FLAGS
         | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
     let wants_flags = attr.comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 && attr.create_flags != 0;
     if attr.comp_mask & !KNOWN != 0 || wants_flags {
         return Err(libc::EOPNOTSUPP);
+    }
+    // A table and how to use it, both or none, and only for frames.
+    let spread = attr.comp_mask & SPREAD;
+    if spread != 0 && (spread != SPREAD || attr.qp_type != IBV_QPT_RAW_PACKET) {
+        return Err(libc::EINVAL);
     }
     // A responder of XRC is in a domain, all others are in a PD.
     let within = if attr.qp_type == IBV_QPT_XRC_RECV { IBV_QP_INIT_ATTR_XRCD } else { IBV_QP_INIT_ATTR_PD };
@@ -260,6 +278,7 @@ pub(crate) fn check_features(attr: &ibv_qp_init_attr_ex) -> Result<QpType> {
         IBV_QPT_RC => Ok(QpType::Rc),
         IBV_QPT_UC => Ok(QpType::Uc),
         IBV_QPT_UD => Ok(QpType::Ud),
+        IBV_QPT_RAW_PACKET => Ok(QpType::Raw),
         IBV_QPT_XRC_SEND => Ok(QpType::XrcSend),
         IBV_QPT_XRC_RECV => Ok(QpType::XrcRecv),
         _ => Err(libc::EOPNOTSUPP),

@@ -164,6 +164,7 @@ pub(crate) fn check_ops(qp_type: ibv_qp_type, ops: u64) -> Result<()> {
         IBV_QPT_RC | IBV_QPT_XRC_SEND => OPS_RC,
         IBV_QPT_UC => OPS_UC,
         IBV_QPT_UD => OPS_UD,
+        IBV_QPT_RAW_PACKET => u64::from(IBV_QP_EX_WITH_SEND),
         _ => 0,
     };
     if ops & !supported != 0 { Err(libc::EOPNOTSUPP) } else { Ok(()) }
@@ -468,7 +469,7 @@ mod tests {
             }
         }
         assert_eq!(check_ops(IBV_QPT_RC, IBV_QP_EX_WITH_TSO.into()), Err(libc::EOPNOTSUPP));
-        assert_eq!(check_ops(IBV_QPT_RAW_PACKET, IBV_QP_EX_WITH_SEND.into()), Err(libc::EOPNOTSUPP));
+        assert_eq!(check_ops(IBV_QPT_RAW_PACKET, IBV_QP_EX_WITH_SEND_WITH_IMM.into()), Err(libc::EOPNOTSUPP));
         assert_eq!(check_ops(IBV_QPT_RC, 0), Ok(()));
     }
 

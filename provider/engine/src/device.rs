@@ -5,12 +5,13 @@ use std::sync::{Arc, PoisonError};
 
 use metaroce_config::DeviceConfig;
 use metaroce_proto::Sge;
+use metaroce_proto::steer::Flow;
 
 use crate::cq::{Cq, CqNotify};
 use crate::drive::Engine;
 use crate::fork;
 use crate::qp::{Qp, QpCreate, QpNotify};
-use crate::srq::Srq;
+use crate::srq::{Kind, Srq};
 use crate::{Errno, errno_of};
 
 /// Why the device cannot be opened.
@@ -165,7 +166,7 @@ impl Device {
         max_sge: u32,
         notify: Option<Box<dyn QpNotify>>,
     ) -> Result<Arc<Srq>, Errno> {
-        Srq::create(self, pd, max_wr, max_sge, None, notify)
+        Srq::create(self, pd, max_wr, max_sge, Kind::Basic, notify)
     }
 
     /// Makes an SRQ that serves the XRC connections of domain `xrcd`, which the caller numbers; its receives complete
@@ -178,7 +179,27 @@ impl Device {
         cq: &Arc<Cq>,
         notify: Option<Box<dyn QpNotify>>,
     ) -> Result<Arc<Srq>, Errno> {
-        Srq::create(self, pd, max_wr, max_sge, Some((xrcd, cq.clone())), notify)
+        Srq::create(self, pd, max_wr, max_sge, Kind::Xrc(xrcd, cq.clone()), notify)
+    }
+
+    /// Makes a work queue, whose receives complete on `cq`. It takes frames when it is set ready.
+    pub fn create_work_queue(
+        self: &Arc<Self>,
+        pd: u32,
+        (max_wr, max_sge): (u32, u32),
+        cq: &Arc<Cq>,
+    ) -> Result<Arc<Srq>, Errno> {
+        Srq::create(self, pd, max_wr, max_sge, Kind::Work(cq.clone()), None)
+    }
+
+    /// Adds a steering rule for a raw packet QP; gives its number.
+    pub fn add_flow(&self, flow: Flow) -> Result<u32, Errno> {
+        self.engine.control(|core, _| core.io(&self.engine)?.endpoint.add_flow(flow).map_err(errno_of))
+    }
+
+    /// Takes a steering rule out.
+    pub fn remove_flow(&self, number: u32) -> Result<(), Errno> {
+        self.engine.control(|core, _| core.io(&self.engine)?.endpoint.remove_flow(number).map_err(errno_of))
     }
 
     /// Makes a QP in RESET.

@@ -136,7 +136,7 @@ impl Io {
         if !engine.bell.answer() {
             return false;
         }
-        let Io { endpoint, sends, recvs, .. } = self;
+        let Io { endpoint, sends, recvs, memory, .. } = self;
         engine.bell.take(Queue::Srq, |id| {
             if out.srq(id as u32).is_some_and(|srq| srq.take_recvs(recvs)) {
                 endpoint.post_srq_recvs(now, id as u32, recvs, out);
@@ -152,6 +152,7 @@ impl Io {
                 endpoint.post_sends(now, qpn, sends, out);
             }
         });
+        endpoint.run_local(now, memory, out);
         true
     }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
+use metaroce_proto::steer::Rss;
 use metaroce_proto::{
     CqId, Event, QpInit, QpModify, QpState, QpType, Qpn, RecvBatch, RecvWqe, SendBatch, SendWqe, Sge,
     send_flags,
@@ -175,6 +176,14 @@ impl Qp {
     /// Its state; cheap. The core's own step into ERR shows as soon as its completion or event is raised.
     pub fn state(&self) -> QpState {
         self.shared.state()
+    }
+
+    /// Spreads the frames of a raw packet QP over work queues, which must outlive it.
+    pub fn set_rss(&self, rss: Rss) -> Result<(), Errno> {
+        self.device.engine().control(|core, _| {
+            let io = core.io.as_mut().ok_or(libc::EINVAL)?;
+            io.endpoint.set_rss(self.qpn(), rss).map_err(errno_of)
+        })
     }
 
     /// Changes attributes and state; what was posted before is taken into account first. The caller has checked the

@@ -13,6 +13,25 @@ use crate::limits::SRQS_MAX;
 use crate::qp::{QpNotify, Stage};
 use crate::{Errno, errno_of};
 
+/// What a receive queue is for.
+pub(crate) enum Kind {
+    /// QPs share it.
+    Basic,
+    /// The XRC connections of a domain share it; its receives complete on the CQ.
+    Xrc(u32, Arc<Cq>),
+    /// Frames are spread over it and others; its receives complete on the CQ.
+    Work(Arc<Cq>),
+}
+
+impl Kind {
+    fn cq(&self) -> Option<&Arc<Cq>> {
+        match self {
+            Kind::Basic => None,
+            Kind::Xrc(_, cq) | Kind::Work(cq) => Some(cq),
+        }
+    }
+}
+
 /// A shared receive queue. Dropping it destroys it if no QP uses it.
 pub struct Srq {
     shared: Arc<SrqShared>,
@@ -55,15 +74,16 @@ impl Srq {
         pd: u32,
         max_wr: u32,
         max_sge: u32,
-        xrc: Option<(u32, Arc<Cq>)>,
+        kind: Kind,
         notify: Option<Box<dyn QpNotify>>,
     ) -> Result<Arc<Srq>, Errno> {
         let engine = device.engine();
         let shared = engine.control(|core, _| {
             let endpoint = &mut core.io(engine)?.endpoint;
-            let id = match &xrc {
-                None => endpoint.create_srq(pd, max_wr),
-                Some((domain, cq)) => endpoint.create_xrc_srq(pd, max_wr, *domain, cq.shared().id()),
+            let id = match &kind {
+                Kind::Basic => endpoint.create_srq(pd, max_wr),
+                Kind::Xrc(domain, cq) => endpoint.create_xrc_srq(pd, max_wr, *domain, cq.shared().id()),
+                Kind::Work(cq) => endpoint.create_work_queue(pd, max_wr, cq.shared().id()),
             };
             let id = id.map_err(errno_of)?;
             if id as usize >= SRQS_MAX {
@@ -78,11 +98,19 @@ impl Srq {
                 stage: Mutex::new(Stage { posted: engine.depths.srq_released(id), ..Stage::default() }),
             });
             core.out.add_srq(shared.clone());
-            xrc.iter().for_each(|(_, cq)| cq.shared().add_user());
+            kind.cq().iter().for_each(|cq| cq.shared().add_user());
             Ok(shared)
         })?;
-        let cq = xrc.map(|(_, cq)| cq);
+        let cq = kind.cq().cloned();
         Ok(Arc::new(Srq { shared, device: device.clone(), max_sge, cq, destroyed: AtomicBool::new(false) }))
+    }
+
+    /// Of a work queue: it takes frames, or not; `flush` also ends what is posted, with WR_FLUSH_ERR.
+    pub fn set_ready(&self, ready: bool, flush: bool) -> Result<(), Errno> {
+        self.device.engine().control(|core, _| {
+            let io = core.io.as_mut().ok_or(libc::EINVAL)?;
+            io.endpoint.set_work_queue(self.id(), ready, flush, &mut core.out).map_err(errno_of)
+        })
     }
 
     /// Its number.

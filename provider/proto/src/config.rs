@@ -48,6 +48,8 @@ pub struct PlaneConfig {
 pub mod limits {
     use crate::types::Nanos;
 
+    /// Bytes of an Ethernet frame of a raw packet QP: what jumbo frames have.
+    pub const FRAME_BYTES_MAX: usize = 9018;
     /// Packets per path between the oldest unresolved and the next: what a 256-bit SACK can tell.
     pub const PATH_SPAN: u32 = 256;
     /// First congestion window: one small burst on each of four paths fills a 50-packet receive buffer.

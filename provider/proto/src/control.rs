@@ -52,12 +52,14 @@ impl Endpoint {
     }
     /// Makes a shared receive queue.
     pub fn create_srq(&mut self, pd: u32, max_wr: u32) -> Result<SrqId, Refused> {
-        Ok(self.srqs.insert(Srq { pd, max_wr, limit: 0, users: 0, xrc: None, queue: RecvQueue::default() }))
+        let (xrcd, cq, ready, queue) = (None, None, true, RecvQueue::default());
+        Ok(self.srqs.insert(Srq { pd, max_wr, limit: 0, users: 0, xrcd, cq, ready, queue }))
     }
     /// Makes one that serves the XRC connections of a domain; its receives complete on `cq`.
     pub fn create_xrc_srq(&mut self, pd: u32, max_wr: u32, xrcd: u32, cq: CqId) -> Result<SrqId, Refused> {
         let id = self.create_srq(pd, max_wr)?;
-        self.srqs.get_mut(id).ok_or(Refused::NotFound)?.xrc = Some((xrcd, cq));
+        let srq = self.srqs.get_mut(id).ok_or(Refused::NotFound)?;
+        (srq.xrcd, srq.cq) = (Some(xrcd), Some(cq));
         Ok(id)
     }
     /// Changes depth and limit (0 disarms) of an SRQ.
@@ -146,7 +148,7 @@ impl Endpoint {
                 if connected {
                     self.wake(now, qpn, sink);
                 } else {
-                    self.enqueue_datagrams(qpn);
+                    self.enqueue_unconnected(qpn);
                 }
             }
             QpState::Sqd => {
@@ -159,6 +161,13 @@ impl Endpoint {
             _ => self.set_state(qpn, to),
         }
         Ok(())
+    }
+
+    fn enqueue_unconnected(&mut self, qpn: Qpn) {
+        match self.qps.peek(qpn).map(|q| q.init.qp_type) {
+            Some(QpType::Raw) => self.enqueue_raw(qpn),
+            _ => self.enqueue_datagrams(qpn),
+        }
     }
 
     fn set_state(&mut self, qpn: Qpn, state: QpState) {
@@ -208,7 +217,13 @@ impl Endpoint {
         self.qps.get(qpn).ok_or(Refused::NotFound)?;
         self.reset_qp(now, qpn);
         self.mrs.unbind_qp(qpn);
+        self.flows.remove_qp(qpn);
         let qp = self.qps.remove(qpn).ok_or(Refused::NotFound)?;
+        for id in qp.rss.iter().flat_map(|rss| &rss.table) {
+            if let Some(queue) = self.srqs.get_mut(*id) {
+                queue.users -= 1;
+            }
+        }
         if let Some(srq) = qp.init.srq.and_then(|s| self.srqs.get_mut(s)) {
             srq.users -= 1;
         }
@@ -240,7 +255,7 @@ impl Endpoint {
         match qp.state {
             QpState::Err => parts::flush(qp, sink),
             QpState::Sqe => parts::flush_sends(qp, sink),
-            _ if !qp.init.qp_type.is_connected() => self.enqueue_datagrams(qpn),
+            _ if !qp.init.qp_type.is_connected() => self.enqueue_unconnected(qpn),
             _ => self.wake(now, qpn, sink),
         }
     }

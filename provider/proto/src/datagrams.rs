@@ -147,7 +147,7 @@ fn add_datagram<S: Sink>(p: &mut Parts<'_, S>, index: u16, burst: &mut TxBurst) 
 }
 
 /// Completes the oldest send. True: go on with the next one.
-fn finish<S: Sink>(p: &mut Parts<'_, S>, index: u16, status: WcStatus) -> bool {
+pub(crate) fn finish<S: Sink>(p: &mut Parts<'_, S>, index: u16, status: WcStatus) -> bool {
     let Some(qp) = p.qps.at(index) else { return false };
     let Some(wqe) = qp.tx.sq.pop() else { return false };
     qp.tx.cursor_msn = qp.tx.sq.base_msn();

@@ -9,6 +9,7 @@ use crate::mr::MrTable;
 use crate::parts::Parts;
 use crate::path::{Health, TxFrame};
 use crate::stats::{EndpointStats, PathStats};
+use crate::steer::FlowTable;
 use crate::tables::{QpTable, SrqTable, Timer, Timers};
 use crate::types::*;
 use crate::wire::{HEADER_BYTES, Header, PacketType};
@@ -32,6 +33,11 @@ pub struct Endpoint {
     datagrams_first: bool,
     /// UD QPs with something to send, in turn.
     pub(crate) datagrams: VecDeque<u16>,
+    /// Raw packet QPs with something to send, in turn; their rules and scratch space.
+    pub(crate) raw: VecDeque<u16>,
+    pub(crate) flows: FlowTable,
+    pub(crate) frame: Vec<u8>,
+    pub(crate) targets: Vec<Qpn>,
     /// Small answers that need no connection: RESET and CLOSE_ACK.
     pub(crate) strays: VecDeque<crate::peers::Stray>,
     pub(crate) strays_since: (Nanos, u32),
@@ -84,6 +90,10 @@ impl Endpoint {
             active: VecDeque::new(),
             datagrams_first: false,
             datagrams: VecDeque::new(),
+            raw: VecDeque::new(),
+            flows: FlowTable::default(),
+            frame: Vec::new(),
+            targets: Vec::new(),
             strays: VecDeque::new(),
             strays_since: (0, 0),
             acked: Vec::new(),

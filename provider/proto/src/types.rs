@@ -366,6 +366,8 @@ pub enum QpType {
     Uc = 3,
     /// Unreliable datagram.
     Ud = 4,
+    /// Ethernet frames, within the endpoint.
+    Raw = 8,
     /// Requester of an extended reliable connection: each message names the SRQ it is for.
     XrcSend = 9,
     /// Responder of an extended reliable connection.
@@ -379,7 +381,7 @@ impl QpType {
     }
     /// It has one peer.
     pub fn is_connected(self) -> bool {
-        self != QpType::Ud
+        !matches!(self, QpType::Ud | QpType::Raw)
     }
 }
 

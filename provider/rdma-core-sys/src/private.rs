@@ -342,6 +342,13 @@ typed_ops! {
     get_srq_num(*mut ibv_srq, *mut u32) -> c_int;
     open_qp(*mut ibv_context, *mut ibv_qp_open_attr) -> *mut ibv_qp;
     open_xrcd(*mut ibv_context, *mut ibv_xrcd_init_attr) -> *mut ibv_xrcd;
+    create_flow(*mut ibv_qp, *mut ibv_flow_attr) -> *mut ibv_flow;
+    create_rwq_ind_table(*mut ibv_context, *mut ibv_rwq_ind_table_init_attr) -> *mut ibv_rwq_ind_table;
+    create_wq(*mut ibv_context, *mut ibv_wq_init_attr) -> *mut ibv_wq;
+    destroy_flow(*mut ibv_flow) -> c_int;
+    destroy_rwq_ind_table(*mut ibv_rwq_ind_table) -> c_int;
+    destroy_wq(*mut ibv_wq) -> c_int;
+    modify_wq(*mut ibv_wq, *mut ibv_wq_attr) -> c_int;
     dealloc_mw(*mut ibv_mw) -> c_int;
     free_dm(*mut ibv_dm) -> c_int;
     import_dm(*mut ibv_context, u32) -> *mut ibv_dm;

@@ -216,10 +216,7 @@ fn check_mask_refuses_other_states_and_transports() {
         Err(libc::EINVAL)
     );
     let mask = IBV_QP_STATE | IBV_QP_PORT;
-    assert_eq!(
-        check_mask(IBV_QPT_RAW_PACKET, IBV_QPS_RESET, &attr(IBV_QPS_INIT, 0), mask),
-        Err(libc::EINVAL)
-    );
+    assert_eq!(check_mask(IBV_QPT_DRIVER, IBV_QPS_RESET, &attr(IBV_QPS_INIT, 0), mask), Err(libc::EINVAL));
 }
 
 #[test]
@@ -276,5 +273,20 @@ fn xrc_takes_what_its_side_has_and_ignores_the_rest() {
         assert_eq!(check_mask(qp_type, IBV_QPS_INIT, &attr, mask), Ok(IBV_QPS_RTR));
         assert_eq!(check_mask(qp_type, IBV_QPS_INIT, &attr, mask & !IBV_QP_AV), Err(libc::EINVAL));
         assert_eq!(check_mask(qp_type, IBV_QPS_INIT, &attr, mask | IBV_QP_QKEY), Err(libc::EINVAL));
+    }
+}
+
+#[test]
+fn raw_packets_have_little_to_set() {
+    let init = attr(IBV_QPS_INIT, 0);
+    let check = |mask| check_mask(IBV_QPT_RAW_PACKET, IBV_QPS_RESET, &init, mask);
+    assert_eq!(check(IBV_QP_STATE | IBV_QP_PORT), Ok(IBV_QPS_INIT));
+    assert_eq!(check(IBV_QP_STATE), Err(libc::EINVAL));
+    assert_eq!(check(IBV_QP_STATE | IBV_QP_PORT | IBV_QP_PKEY_INDEX), Err(libc::EINVAL));
+    for (from, to) in [(IBV_QPS_INIT, IBV_QPS_RTR), (IBV_QPS_RTR, IBV_QPS_RTS)] {
+        let attr = attr(to, 0);
+        assert_eq!(check_mask(IBV_QPT_RAW_PACKET, from, &attr, IBV_QP_STATE), Ok(to));
+        let with_port = IBV_QP_STATE | IBV_QP_PORT;
+        assert_eq!(check_mask(IBV_QPT_RAW_PACKET, from, &attr, with_port), Err(libc::EINVAL));
     }
 }

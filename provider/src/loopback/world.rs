@@ -146,6 +146,7 @@ impl World {
         let create = QpCreate {
             pd: Arc::clone(&self.pd.get().shared),
             xrcd: None,
+            rss: None,
             send_cq: Some(send_cq.get()),
             recv_cq: Some(recv_cq.get()),
             srq: srq.map(Published::get),
@@ -323,5 +324,5 @@ pub(super) fn recv(qp: &Published<Qp>, wr_id: u64, mut sge: ibv_sge) -> Result<(
 pub(super) fn srq_recv(srq: &Published<Srq>, wr_id: u64, mut sge: ibv_sge) -> Result<()> {
     let mut wr = ibv_recv_wr { wr_id, next: ptr::null_mut(), sg_list: &raw mut sge, num_sge: 1 };
     // SAFETY: a chain of one with one SGE.
-    post::srq_recv(srq.get(), &mut unsafe { RecvChain::new(&mut wr) })
+    post::shared_recv(&srq.get().engine, &mut unsafe { RecvChain::new(&mut wr) })
 }

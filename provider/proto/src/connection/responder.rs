@@ -236,7 +236,7 @@ fn domain<S: Sink>(p: &mut Parts<'_, S>, index: u16, f: &Request<'_>) -> Result<
     match (qp.init.qp_type, f.srq) {
         (QpType::XrcRecv, Some(id)) => {
             let srq = p.srqs.get(id).ok_or(invalid)?;
-            let ours = srq.xrc.is_some_and(|(xrcd, _)| Some(xrcd) == qp.init.xrcd);
+            let ours = srq.xrcd.is_some() && srq.xrcd == qp.init.xrcd;
             ours.then_some(srq.pd).ok_or(Denied::Fatal(RefuseCode::InvalidRequest, None))
         }
         (QpType::XrcRecv, None) | (_, Some(_)) => Err(invalid),

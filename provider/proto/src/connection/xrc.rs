@@ -12,7 +12,7 @@ pub fn bind<S: Sink>(p: &mut Parts<'_, S>, index: u16, f: &Request<'_>) -> Resul
     if !f.opcode.consumes_recv() {
         return Ok(());
     }
-    let Some(home) = f.srq.and_then(|id| Some((id, p.srqs.get(id)?.xrc?.1))) else { return Ok(()) };
+    let Some(home) = f.srq.and_then(|id| Some((id, p.srqs.get(id)?.cq?))) else { return Ok(()) };
     let Some(qp) = p.qps.at(index) else { return Ok(()) };
     let ahead = f.recv_index.wrapping_sub(qp.rq.limit()) as i32;
     if ahead != 0 {

@@ -8,6 +8,7 @@ pub use recv_queue::{RecvQueue, Srq};
 pub use rx_stream::{Fatal, RespJob, RespWork, RxMsg, RxStream};
 pub use send_queue::{TxStream, Wqe};
 
+use crate::steer::Rss;
 use crate::types::*;
 use std::net::IpAddr;
 
@@ -53,6 +54,8 @@ pub struct Qp {
     pub rx: RxStream,
     /// Posted (or bound) receives.
     pub rq: RecvQueue,
+    /// Frames are spread over work queues (raw packets).
+    pub rss: Option<Box<Rss>>,
 }
 
 impl Qp {
@@ -66,6 +69,7 @@ impl Qp {
             tx: TxStream::default(),
             rx: RxStream::default(),
             rq: RecvQueue::default(),
+            rss: None,
         }
     }
     /// Packets of the peer's stream are taken in this state.

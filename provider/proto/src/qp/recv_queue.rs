@@ -127,8 +127,12 @@ pub struct Srq {
     pub limit: u32,
     /// QPs on it.
     pub users: u32,
-    /// XRC domain, and where its receives complete.
-    pub xrc: Option<(u32, CqId)>,
+    /// XRC domain.
+    pub xrcd: Option<u32>,
+    /// Where its receives complete, if that is not the QP's business.
+    pub cq: Option<CqId>,
+    /// It takes frames (work queues).
+    pub ready: bool,
     /// Receives not bound to a QP.
     pub queue: RecvQueue,
 }
