@@ -111,3 +111,20 @@ fn gray_loss__is_repaired() {
     let keys = (net.mr(0, 0, 1 << 20), net.mr(1, 0, 1 << 20));
     assert!(stream(&mut net, qa, keys, 20 * MS) > 100);
 }
+
+/// A plane that has only IPv6 carries its share for a peer that was named by an IPv4 address of another plane.
+#[test]
+fn planes_of_different_families__all_carry() {
+    let mut net = Net::with_planes(2, 2, 5);
+    net.make_ipv6(1);
+    let (qa, _) = net.pair(0, 1);
+    let (la, rb) = (net.mr(0, 0, 1 << 20), net.mr(1, 0, 1 << 20));
+    for id in 0..20 {
+        let write = SendWqe { remote_addr: MEM_BASE, rkey: rb, ..wr(id, Opcode::Write, 1 << 20, 1) };
+        net.send(0, qa, write, &[sge(0, 1 << 20, la)]);
+    }
+    net.run_until(SECOND, "writes", |n| statuses(n, 0, 1).len() == 20);
+    assert!(statuses(&net, 0, 1).iter().all(|c| c.1 == WcStatus::Success));
+    let shares = per_plane(&net);
+    assert!(shares.iter().all(|n| n * 3 > shares.iter().sum::<u64>()), "{shares:?}");
+}

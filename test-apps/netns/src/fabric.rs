@@ -12,6 +12,9 @@ use crate::system;
 
 /// Planes at most: one second octet each.
 const PLANES_MAX: usize = 64;
+/// The number of the cable beside the planes, and its name.
+const CONTROL: usize = 99;
+const CONTROL_NAME: &str = "control";
 /// A veth's carrier is there by then, or something is wrong.
 const CARRIER_LIMIT: Duration = Duration::from_secs(10);
 
@@ -24,6 +27,8 @@ pub struct Plan {
     pub mtu: u32,
     /// IPv6 addresses beside the IPv4 ones.
     pub ipv6: bool,
+    /// Planes from this one on have IPv6 addresses and no others.
+    pub ipv6_only: Option<usize>,
     /// Segmentation-offload super-packets cross a cable whole, as on a real NIC; with loss they must be cut
     /// first, or one drop takes all of them.
     pub super_packets: bool,
@@ -31,7 +36,13 @@ pub struct Plan {
 
 impl Default for Plan {
     fn default() -> Self {
-        Self { planes: 2, mtu: 9000, ipv6: false, super_packets: true }
+        Self { planes: 2, mtu: 9000, ipv6: false, ipv6_only: None, super_packets: true }
+    }
+}
+
+impl Plan {
+    fn has_ipv4(&self, plane: usize) -> bool {
+        self.ipv6_only.is_none_or(|first| plane < first)
     }
 }
 
@@ -58,6 +69,12 @@ impl Host {
     /// Its IPv6 address on a plane, if the plan has any: fd00:0:0:(plane)::(1 or 2).
     pub fn ipv6(&self, plane: usize) -> IpAddr {
         Ipv6Addr::new(0xfd00, 0, 0, plane as u16, 0, 0, 0, u16::from(self.index) + 1).into()
+    }
+
+    /// An IPv4 address that always works: on plane 0, or, where that has none, on a cable beside the planes. Many
+    /// programs exchange their addresses over TCP and IPv4, whatever their data takes.
+    pub fn control(&self, plan: &Plan) -> IpAddr {
+        self.ipv4(if plan.has_ipv4(0) { 0 } else { CONTROL })
     }
 
     /// Lets a command run on this host.
@@ -99,8 +116,10 @@ impl Host {
     fn configure(&self, plan: &Plan) -> Result<(), Failure> {
         for plane in 0..plan.planes {
             let name = interface(plane);
-            self.tool("ip", &["addr", "add", &format!("{}/24", self.ipv4(plane)), "dev", &name])?;
-            if plan.ipv6 {
+            if plan.has_ipv4(plane) {
+                self.tool("ip", &["addr", "add", &format!("{}/24", self.ipv4(plane)), "dev", &name])?;
+            }
+            if plan.ipv6 || !plan.has_ipv4(plane) {
                 self.tool(
                     "ip",
                     &["addr", "add", &format!("{}/64", self.ipv6(plane)), "dev", &name, "nodad"],
@@ -110,6 +129,11 @@ impl Host {
                 self.tool("ethtool", &["-K", &name, "tx-udp-segmentation", "off"])?;
             }
             self.tool("ip", &["link", "set", &name, "mtu", &plan.mtu.to_string(), "up"])?;
+        }
+        if !plan.has_ipv4(0) {
+            let address = format!("{}/24", self.ipv4(CONTROL));
+            self.tool("ip", &["addr", "add", &address, "dev", CONTROL_NAME])?;
+            self.tool("ip", &["link", "set", CONTROL_NAME, "up"])?;
         }
         Ok(())
     }
@@ -127,8 +151,8 @@ impl Fabric {
             return Err(Failure::Broken(format!("1 to {PLANES_MAX} planes, not {}", plan.planes)));
         }
         let hosts = [Host::make(0)?, Host::make(1)?];
-        for plane in 0..plan.planes {
-            let name = interface(plane);
+        let control = (!plan.has_ipv4(0)).then(|| CONTROL_NAME.to_owned());
+        for name in (0..plan.planes).map(interface).chain(control) {
             let far = hosts[1].path();
             let cable = ["link", "add", &name, "type", "veth", "peer", "name", &name, "netns", &far]
                 .map(str::to_owned);
@@ -145,6 +169,11 @@ impl Fabric {
     /// The hosts.
     pub fn hosts(&self) -> &[Host; 2] {
         &self.hosts
+    }
+
+    /// What it was built to.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
     }
 
     /// Names of the planes' interfaces, as METAROCE_PLANES takes them.

@@ -36,6 +36,9 @@ struct Cli {
     /// IPv6 addresses too.
     #[arg(long)]
     ipv6: bool,
+    /// Planes from this one on have IPv6 addresses and no others (0: all of them).
+    #[arg(long, value_name = "PLANE")]
+    ipv6_only: Option<usize>,
     /// Packets lost of each 1000, on every plane and in both directions.
     #[arg(long, default_value_t = 0)]
     loss: u32,
@@ -49,7 +52,7 @@ struct Cli {
     /// TCP).
     #[arg(long)]
     ready: Option<String>,
-    /// The client's command. In both commands {server} and {client} are the hosts' addresses on plane 0, in
+    /// The client's command. In both commands {server} and {client} are IPv4 addresses of the hosts, in
     /// the client's {ready} is what follows the ready word.
     #[arg(trailing_var_arg = true, required = true)]
     client: Vec<String>,
@@ -78,15 +81,17 @@ fn main() -> ExitCode {
 
 fn run(cli: &Cli) -> Result<u8, Failure> {
     let super_packets = !cli.cut && cli.loss == 0;
-    let fabric = Fabric::new(Plan { planes: cli.planes, mtu: cli.mtu, ipv6: cli.ipv6, super_packets })?;
+    let plan =
+        Plan { planes: cli.planes, mtu: cli.mtu, ipv6: cli.ipv6, ipv6_only: cli.ipv6_only, super_packets };
+    let fabric = Fabric::new(plan)?;
     if cli.loss > 0 {
         let all: Vec<(usize, u32)> = (0..cli.planes).map(|plane| (plane, cli.loss)).collect();
         fabric.set_loss(&all)?;
     }
     let [server_host, client_host] = fabric.hosts();
     let place = |word: &str| {
-        word.replace("{server}", &server_host.ipv4(0).to_string())
-            .replace("{client}", &client_host.ipv4(0).to_string())
+        word.replace("{server}", &server_host.control(fabric.plan()).to_string())
+            .replace("{client}", &client_host.control(fabric.plan()).to_string())
     };
     let words: Vec<String> = cli.server.split_whitespace().map(place).collect();
     let mut command = command_of(&words, &fabric)?;

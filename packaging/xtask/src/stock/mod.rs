@@ -35,14 +35,12 @@ pub fn names() -> impl Iterator<Item = String> {
         spray::LOSS,
         confined::ORDINARY_USER,
         confined::SMALL_BUFFERS,
-        namespaces::PINGPONG,
-        namespaces::WRITE,
-        namespaces::DATA,
     ];
     fixed
         .map(str::to_owned)
         .into_iter()
         .chain(checker::names())
+        .chain(namespaces::checks().map(|check| check.name()))
         .chain(pingpong::matrix().into_iter().map(|case| case.name()))
         .chain(perftest::matrix().into_iter().map(|case| case.name()))
 }
@@ -78,9 +76,10 @@ pub fn sample(workspace: &Workspace, options: Options, report: &mut Report) {
     report.check(spray::LOSS, || spray::loss(workspace, options.seed));
     report.check(confined::ORDINARY_USER, || confined::ordinary_user(workspace));
     report.check(confined::SMALL_BUFFERS, || confined::small_buffers(workspace, options.seed));
-    report.check(namespaces::PINGPONG, || namespaces::pingpong(workspace));
-    report.check(namespaces::WRITE, || namespaces::write(workspace));
-    report.check(namespaces::DATA, || namespaces::data(workspace, options.seed));
+    let all = report.is_filtered();
+    for check in namespaces::checks().filter(|check| all || check.is_sampled()) {
+        report.check(&check.name(), || check.run(workspace, options.seed));
+    }
     checker::run(workspace, options.seed, report);
 }
 
@@ -110,7 +109,11 @@ pub fn soak(workspace: &Workspace, seed: u64, minutes: Option<u64>) -> Result<bo
         report.check(REPEATED, || repeated(workspace, REPEATS, &mut random));
         report.check(spray::EVEN, || spray::even(workspace));
         report.check(spray::LOSS, || spray::loss(workspace, random.next()));
-        checker::run(workspace, random.next() % 1_000_000_000, &mut report);
+        let seed = random.next() % 1_000_000_000;
+        for check in namespaces::checks() {
+            report.check(&check.name(), || check.run(workspace, seed));
+        }
+        checker::run(workspace, seed, &mut report);
         if minutes.is_none() {
             return Ok(report.finish());
         }

@@ -11,87 +11,170 @@ use crate::exec::{self, Finished};
 use crate::report::{Outcome, Trouble};
 use crate::workspace::Workspace;
 
-/// Name of the check of the ping-pong.
-pub const PINGPONG: &str = "two namespaces, two planes: ibv_rc_pingpong -c, 1 % loss on the wire";
-/// Name of the check of bandwidth.
-pub const WRITE: &str = "two namespaces, two planes: ib_write_bw uses both planes";
-/// Name of the check of the data.
-pub const DATA: &str = "two namespaces, two planes: checker data, 1 % loss on the wire";
-
 const TIMEOUT: Duration = Duration::from_secs(300);
 /// What `metaroce-netns` calls the planes.
 const PLANES: [&str; 2] = ["plane0", "plane1"];
 /// Its exit code for "not on this machine".
 const SKIP: i32 = 77;
 
-/// The ping-pong with its data check, one packet in a hundred lost on the wire.
-pub fn pingpong(workspace: &Workspace) -> Outcome {
-    program("ibv_rc_pingpong")?;
-    let server = format!("{} run -- ibv_rc_pingpong {PINGPONG_ARGUMENTS}", workspace.metaroce().display());
-    let done = between(workspace, 10, &[], &server, &format!("{server} {{server}}"))?;
-    if done.output.contains("invalid data") {
-        return Err(Trouble::Fail(format!("wrong data arrived\n{done}")));
-    }
-    Ok(String::new())
-}
-
 const PINGPONG_ARGUMENTS: &str = "-d metaroce0 -g 0 -c -s 65536 -n 500";
 
-/// A bandwidth run; both planes of the sender must carry at least half of an even share.
-pub fn write(workspace: &Workspace) -> Outcome {
-    program("ib_write_bw")?;
-    let metaroce = workspace.metaroce();
-    let metaroce = metaroce.display();
-    let server = format!("{metaroce} run -- ib_write_bw -d metaroce0 -x 0 -F -s 65536 -n 4000");
-    // The statistics belong to the process that ran, and only its parent knows its pid.
-    let client = format!("{server} {{server}} & pid=$!; wait $pid && {metaroce} stat --json --pid $pid");
-    let done = between(workspace, 0, &[], &server, &client)?;
-    let row = result_rows(&done.output).pop();
-    let row = row.ok_or_else(|| Trouble::Fail(format!("no line of results\n{done}")))?;
-    let records: Option<Value> = done.output.lines().rev().find_map(|line| serde_json::from_str(line).ok());
-    let records = records.ok_or_else(|| Trouble::Fail(format!("no statistics\n{done}")))?;
-    let paths = records[0]["paths"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let bytes = PLANES.map(|plane| -> u64 {
-        paths.iter().filter(|path| path["plane"] == plane).filter_map(|path| path["tx_bytes"].as_u64()).sum()
-    });
-    let text = format!("{} MiB/s, bytes per plane {bytes:?}", row[3]);
-    let total: u64 = bytes.iter().sum();
-    if bytes.iter().all(|bytes| *bytes > 0 && bytes * 4 >= total) {
-        Ok(text)
-    } else {
-        Err(Trouble::Fail(format!("{text}\n{records}")))
+/// What a check runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Program {
+    /// `ibv_rc_pingpong` with its data check, one packet in a hundred lost on the wire.
+    Pingpong,
+    /// `ib_write_bw`; both planes must carry their share.
+    Write,
+    /// A mode of the checker, with packets lost of each 1000.
+    Checker(&'static str, u32),
+}
+
+/// Which addresses the planes have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Family {
+    /// IPv4 on both.
+    V4,
+    /// IPv4 on the first, IPv6 only on the second.
+    Mixed,
+    /// IPv6 only on both.
+    V6,
+}
+
+/// One check.
+#[derive(Debug, Clone, Copy)]
+pub struct Check {
+    program: Program,
+    family: Family,
+}
+
+/// All of them.
+pub fn checks() -> impl Iterator<Item = Check> {
+    const PROGRAMS: [Program; 6] = [
+        Program::Pingpong,
+        Program::Write,
+        Program::Checker("data", 10),
+        Program::Checker("messages", 10),
+        Program::Checker("identity", 0),
+        Program::Checker("errors", 0),
+    ];
+    [Family::V4, Family::Mixed, Family::V6]
+        .into_iter()
+        .flat_map(|family| PROGRAMS.map(|program| Check { program, family }))
+}
+
+impl Check {
+    /// Its name.
+    pub fn name(&self) -> String {
+        let what = match self.program {
+            Program::Pingpong => "ibv_rc_pingpong -c, 1 % loss on the wire".to_owned(),
+            Program::Write => "ib_write_bw uses both planes".to_owned(),
+            Program::Checker(mode, 0) => format!("checker {mode}"),
+            Program::Checker(mode, _) => format!("checker {mode}, 1 % loss on the wire"),
+        };
+        let planes = match self.family {
+            Family::V4 => "two planes",
+            Family::Mixed => "two planes, one IPv6 only",
+            Family::V6 => "two planes, IPv6 only",
+        };
+        format!("two namespaces, {planes}: {what}")
     }
-}
 
-/// Every opcode, every byte, over two lossy planes.
-pub fn data(workspace: &Workspace, seed: u64) -> Outcome {
-    let checker =
-        workspace.program("metaroce-checker").ok_or_else(|| Trouble::fail("no metaroce-checker"))?;
-    let checker = format!("{} run -- {}", workspace.metaroce().display(), checker.display());
-    let server = format!("{checker} server --bind {{server}}");
-    let client = format!("{checker} run data --seed {seed} --server {{ready}}");
-    let done = between(workspace, 10, &["--ready", "listening"], &server, &client)?;
-    Ok(done.output.lines().last().unwrap_or_default().to_owned())
-}
+    /// Whether it is part of the sample: the long ones once only, where the most is different.
+    pub fn is_sampled(&self) -> bool {
+        let long = matches!(self.program, Program::Checker("identity" | "errors", _));
+        !long || self.family == Family::V6
+    }
 
-/// Runs a server and a client on the two hosts; the client is a line for the shell.
-fn between(
-    workspace: &Workspace,
-    loss_per_mille: u32,
-    options: &[&str],
-    server: &str,
-    client: &str,
-) -> Result<Finished, Trouble> {
-    let netns =
-        workspace.program("metaroce-netns").ok_or_else(|| Trouble::fail("metaroce-netns is not built"))?;
-    let mut command = Command::new(netns);
-    command.args(["--planes", "2", "--loss", &loss_per_mille.to_string()]).args(options);
-    command.args(["--server", server, "--", "sh", "-c", client]).current_dir(&workspace.root);
-    workspace.clear_settings(&mut command);
-    let done = exec::run("metaroce-netns", &mut command, TIMEOUT)?;
-    match done.status.and_then(|status| status.code()) {
-        Some(0) => Ok(done),
-        Some(SKIP) => Err(Trouble::Skip(done.output.trim().trim_start_matches("SKIP ").to_owned())),
-        _ => Err(Trouble::Fail(format!("server: {server}\nclient: {client}\n{done}"))),
+    /// Runs it.
+    pub fn run(&self, workspace: &Workspace, seed: u64) -> Outcome {
+        match self.program {
+            Program::Pingpong => self.pingpong(workspace),
+            Program::Write => self.write(workspace),
+            Program::Checker(mode, loss_per_mille) => self.checker(workspace, mode, loss_per_mille, seed),
+        }
+    }
+
+    fn pingpong(&self, workspace: &Workspace) -> Outcome {
+        program("ibv_rc_pingpong")?;
+        let server =
+            format!("{} run -- ibv_rc_pingpong {PINGPONG_ARGUMENTS}", workspace.metaroce().display());
+        let done = self.between(workspace, 10, &[], &server, &format!("{server} {{server}}"))?;
+        if done.output.contains("invalid data") {
+            return Err(Trouble::Fail(format!("wrong data arrived\n{done}")));
+        }
+        Ok(String::new())
+    }
+
+    /// Both planes of the sender must carry at least half of an even share.
+    fn write(&self, workspace: &Workspace) -> Outcome {
+        program("ib_write_bw")?;
+        let metaroce = workspace.metaroce();
+        let metaroce = metaroce.display();
+        let server = format!("{metaroce} run -- ib_write_bw -d metaroce0 -x 0 -F -s 65536 -n 4000");
+        // The statistics belong to the process that ran, and only its parent knows its pid.
+        let client = format!("{server} {{server}} & pid=$!; wait $pid && {metaroce} stat --json --pid $pid");
+        let done = self.between(workspace, 0, &[], &server, &client)?;
+        let row = result_rows(&done.output).pop();
+        let row = row.ok_or_else(|| Trouble::Fail(format!("no line of results\n{done}")))?;
+        let records: Option<Value> =
+            done.output.lines().rev().find_map(|line| serde_json::from_str(line).ok());
+        let records = records.ok_or_else(|| Trouble::Fail(format!("no statistics\n{done}")))?;
+        let paths = records[0]["paths"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let bytes = PLANES.map(|plane| -> u64 {
+            paths
+                .iter()
+                .filter(|path| path["plane"] == plane)
+                .filter_map(|path| path["tx_bytes"].as_u64())
+                .sum()
+        });
+        let text = format!("{} MiB/s, bytes per plane {bytes:?}", row[3]);
+        let total: u64 = bytes.iter().sum();
+        if bytes.iter().all(|bytes| *bytes > 0 && bytes * 4 >= total) {
+            Ok(text)
+        } else {
+            Err(Trouble::Fail(format!("{text}\n{records}")))
+        }
+    }
+
+    fn checker(&self, workspace: &Workspace, mode: &str, loss_per_mille: u32, seed: u64) -> Outcome {
+        let checker =
+            workspace.program("metaroce-checker").ok_or_else(|| Trouble::fail("no metaroce-checker"))?;
+        let metaroce = workspace.metaroce();
+        let checker = format!("{} run -- {}", metaroce.display(), checker.display());
+        let server = format!("{checker} server --bind {{server}}");
+        let options = format!("--seed {seed} --metaroce {}", metaroce.display());
+        let client = format!("{checker} run {mode} {options} --server {{ready}}");
+        let done = self.between(workspace, loss_per_mille, &["--ready", "listening"], &server, &client)?;
+        Ok(done.output.lines().last().unwrap_or_default().to_owned())
+    }
+
+    /// Runs a server and a client on the two hosts; the client is a line for the shell.
+    fn between(
+        &self,
+        workspace: &Workspace,
+        loss_per_mille: u32,
+        options: &[&str],
+        server: &str,
+        client: &str,
+    ) -> Result<Finished, Trouble> {
+        let netns = workspace
+            .program("metaroce-netns")
+            .ok_or_else(|| Trouble::fail("metaroce-netns is not built"))?;
+        let mut command = Command::new(netns);
+        command.args(["--planes", "2", "--loss", &loss_per_mille.to_string()]).args(options);
+        command.args(match self.family {
+            Family::V4 => &[][..],
+            Family::Mixed => &["--ipv6-only", "1"],
+            Family::V6 => &["--ipv6-only", "0"],
+        });
+        command.args(["--server", server, "--", "sh", "-c", client]).current_dir(&workspace.root);
+        workspace.clear_settings(&mut command);
+        let done = exec::run("metaroce-netns", &mut command, TIMEOUT)?;
+        match done.status.and_then(|status| status.code()) {
+            Some(0) => Ok(done),
+            Some(SKIP) => Err(Trouble::Skip(done.output.trim().trim_start_matches("SKIP ").to_owned())),
+            _ => Err(Trouble::Fail(format!("server: {server}\nclient: {client}\n{done}"))),
+        }
     }
 }

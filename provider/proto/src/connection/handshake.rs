@@ -1,7 +1,7 @@
 //! HELLO exchange: who the peer is, its paths, sizes and windows.
 
 use super::{Conn, ConnState};
-use crate::config::{Config, limits};
+use crate::config::{Config, PlaneConfig, limits};
 use crate::path::{PathRx, PathTx};
 use crate::seq::{ORIGIN, Window};
 use crate::types::*;
@@ -14,8 +14,11 @@ const FALLBACK_SEGMENTS: [u16; 2] = [1452, 1232];
 
 /// The UDP payload to propose to a peer: what fits the planes that can reach it.
 pub fn segment_for(config: &Config, peer: IpAddr) -> u16 {
-    let ip_udp = if peer.is_ipv4() { 28 } else { 48 };
-    let route = config.planes.iter().map(|p| p.mtu.saturating_sub(ip_udp)).min().unwrap_or(1232);
+    // A plane without IPv4 carries IPv6 whatever family the peer was named in.
+    let ip_udp = |plane: &PlaneConfig| {
+        if peer.is_ipv4() && plane.addrs.iter().any(IpAddr::is_ipv4) { 28 } else { 48 }
+    };
+    let route = config.planes.iter().map(|p| p.mtu.saturating_sub(ip_udp(p))).min().unwrap_or(1232);
     route.min(config.segment_bytes_max).clamp(512, 65_000) as u16
 }
 
@@ -148,13 +151,11 @@ impl Conn {
         let mut routes: Vec<(u8, IpAddr)> = Vec::new();
         for (i, plane) in config.planes.iter().enumerate() {
             let Some(theirs) = hello.planes.iter().find(|p| p.label == plane.label) else { continue };
-            let same_family = |a: &&IpAddr| a.is_ipv4() == self.peer_ip.is_ipv4();
-            let preferred = theirs.addrs.iter().find(|a| **a == self.peer_ip);
-            let addr = preferred.or_else(|| theirs.addrs.iter().find(same_family));
-            let ours = plane.addrs.iter().any(|a| a.is_ipv4() == self.peer_ip.is_ipv4());
-            if let (Some(addr), true) = (addr, ours) {
-                routes.push((i as u8, *addr));
-            }
+            let reachable = |a: &IpAddr| plane.addrs.iter().any(|ours| ours.is_ipv4() == a.is_ipv4());
+            let mut candidates: Vec<IpAddr> = theirs.addrs.iter().copied().filter(reachable).collect();
+            // The address we were given, its family, any other: a stable sort keeps the peer's order within each.
+            candidates.sort_by_key(|a| (*a != self.peer_ip, a.is_ipv4() != self.peer_ip.is_ipv4()));
+            routes.extend(candidates.first().map(|addr| (i as u8, *addr)));
         }
         if !routes.iter().any(|r| r.1 == self.peer_ip) {
             // Labels differ between the ends: planes cannot be paired, the known address serves.

@@ -6,7 +6,7 @@ use metaroce_proto::config::PlaneConfig;
 use metaroce_proto::wire;
 use metaroce_proto::*;
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 pub const MEM_BASE: u64 = 0x10_0000;
 pub const BASE_PORT: u16 = 24576;
@@ -103,6 +103,8 @@ pub struct Net {
     pub dropped_data: u64,
     pub trace: bool,
     pub planes: usize,
+    /// Planes that have IPv6 addresses and no others.
+    pub ipv6_planes: Vec<usize>,
     /// Planes whose packets vanish.
     pub black_holes: Vec<usize>,
     /// Another address that reaches a host.
@@ -155,6 +157,7 @@ impl Net {
             dropped_data: 0,
             trace: std::env::var("METAROCE_TRACE").is_ok(),
             planes,
+            ipv6_planes: Vec::new(),
             black_holes: Vec::new(),
             alt: None,
             fault_at: None,
@@ -177,6 +180,24 @@ impl Net {
             });
         }
         net
+    }
+    /// A plane has IPv6 addresses only; to be called before anything else.
+    pub fn make_ipv6(&mut self, plane: usize) {
+        self.ipv6_planes.push(plane);
+        for host in 0..self.hosts.len() {
+            let (incarnation, seed) = (random(&mut self.rng) | 1, random(&mut self.rng));
+            let mut config = config(host, self.planes, incarnation, seed);
+            for plane in &self.ipv6_planes {
+                config.planes[*plane].addrs = vec![self.addr(*plane, host)];
+            }
+            self.hosts[host].ep = Endpoint::new(config);
+        }
+    }
+    fn addr(&self, plane: usize, host: usize) -> IpAddr {
+        if !self.ipv6_planes.contains(&plane) {
+            return ip(plane, host);
+        }
+        IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, plane as u16, 0, 0, 0, host as u16 + 1))
     }
     /// The process on a host is replaced by a new one on the same slot.
     pub fn restart(&mut self, host: usize) {
@@ -251,7 +272,7 @@ impl Net {
 
     fn deliver_later(&mut self, from: usize, burst: &TxBurst, bytes: Vec<u8>) {
         let plane = usize::from(burst.plane);
-        let reached = |h: &usize| ip(plane, *h) == burst.dst.ip();
+        let reached = |h: &usize| self.addr(plane, *h) == burst.dst.ip();
         let to = (0..self.hosts.len())
             .filter(reached)
             .find(|h| BASE_PORT + self.hosts[*h].slot == burst.dst.port());
@@ -273,8 +294,8 @@ impl Net {
             return;
         }
         let meta = RxMeta {
-            src: SocketAddr::new(ip(plane, from), 49152 + u16::from(burst.entropy)),
-            dst_ip: ip(plane, to),
+            src: SocketAddr::new(self.addr(plane, from), 49152 + u16::from(burst.entropy)),
+            dst_ip: self.addr(plane, to),
             ecn: 2,
         };
         let copies = 1 + usize::from(self.chance(self.faults.dup));
