@@ -295,6 +295,7 @@ fn core_config(config: &DeviceConfig, slot: &slot::Slot, entropies: u8) -> std::
         label: plane.label.clone(),
         addrs: plane.addrs.clone(),
         mtu: plane.mtu,
+        rate_bps: 0,
     });
     Ok(Config {
         slot: slot.number,
@@ -313,5 +314,6 @@ fn core_config(config: &DeviceConfig, slot: &slot::Slot, entropies: u8) -> std::
         first_cpn: 0,
         datagram_bytes_max: metaroce_config::active_mtu(config),
         receive_budget_bytes: slot.receive_budget_bytes,
+        tuning: metaroce_proto::config::Tuning::default(),
     })
 }

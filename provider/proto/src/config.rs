@@ -1,5 +1,6 @@
 //! Every limit and constant of the core, with units and the reason for its value.
 
+use crate::types::Nanos;
 use std::net::IpAddr;
 
 /// Settings of an endpoint; fixed for its life.
@@ -21,7 +22,7 @@ pub struct Config {
     pub entropies_per_plane: u8,
     /// Upper bound of a UDP payload in bytes.
     pub segment_bytes_max: u32,
-    /// Packets per burst; 1 in the compliance suite.
+    /// Packets per burst; 1 in the compliance suite; 0: adaptive, up to 15.
     pub burst_packets_max: u8,
     /// First path PSN and connection packet number; anything but 0 is for tests of the wrap.
     pub first_psn: u32,
@@ -31,6 +32,75 @@ pub struct Config {
     pub datagram_bytes_max: u32,
     /// Bytes all peers together may have in flight towards us (what our receive buffer really holds).
     pub receive_budget_bytes: u32,
+    /// Timing, windows and algorithms.
+    pub tuning: Tuning,
+}
+
+/// Timing, windows and algorithms: what depends on the machine and the network, not on the protocol.
+#[derive(Debug, Clone)]
+pub struct Tuning {
+    /// Probe timeout floor: a peer that shares its cores is descheduled for a millisecond or two without being in
+    /// trouble; one with cores of its own is not.
+    pub pto_min_ns: Nanos,
+    /// How long an acknowledgement waits for a packet to ride on.
+    pub ack_delay_ns: Nanos,
+    /// Silence on a path, while packets sent later on others are answered, after which it is left.
+    pub leave_after_ns: Nanos,
+    /// Delay above twice a path's least that is no sign of a queue in the network.
+    pub delay_slack_ns: Nanos,
+    /// Bytes in flight per connection whatever the peer grants.
+    pub connection_bytes_max: u32,
+    /// What steers the window of a path.
+    pub algorithm: Algorithm,
+}
+
+/// How the window of a path is steered. A further algorithm is a further variant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Algorithm {
+    /// Additive increase, decrease by what ECN marks say.
+    EcnAimd(EcnAimd),
+    /// A constant window, for comparison.
+    Fixed {
+        /// Packets.
+        packets: u32,
+    },
+}
+
+/// Parameters of [`Algorithm::EcnAimd`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EcnAimd {
+    /// First window, packets.
+    pub initial: u32,
+    /// Least window, packets.
+    pub least: u32,
+    /// Marked packets that cost one packet of window.
+    pub mark_divisor: u32,
+    /// Cut for loss beside rising delay, percent of the window.
+    pub loss_cut_percent: u32,
+}
+
+impl Default for EcnAimd {
+    fn default() -> Self {
+        EcnAimd {
+            initial: limits::CWND_INITIAL,
+            least: limits::CWND_MIN,
+            mark_divisor: 3,
+            loss_cut_percent: 30,
+        }
+    }
+}
+
+impl Default for Tuning {
+    fn default() -> Self {
+        Tuning {
+            pto_min_ns: limits::PTO_MIN_NS,
+            ack_delay_ns: limits::ACK_DELAY_NS,
+            leave_after_ns: limits::LEAVE_AFTER_NS,
+            delay_slack_ns: limits::DELAY_SLACK_NS,
+            connection_bytes_max: limits::CONN_BYTES_MAX,
+            algorithm: Algorithm::EcnAimd(EcnAimd::default()),
+        }
+    }
 }
 
 /// One plane as the core sees it.
@@ -42,6 +112,9 @@ pub struct PlaneConfig {
     pub addrs: Vec<IpAddr>,
     /// Interface MTU in bytes.
     pub mtu: u32,
+    /// Bits per second of its link, both ways; 0: not known. Known rates pace what is sent and let receivers give rate
+    /// hints.
+    pub rate_bps: u64,
 }
 
 /// Constants of the protocol engine that are not settings, each with its reason.
@@ -50,14 +123,15 @@ pub mod limits {
 
     /// Bytes of an Ethernet frame of a raw packet QP: what jumbo frames have.
     pub const FRAME_BYTES_MAX: usize = 9018;
-    /// Packets per path between the oldest unresolved and the next: what a 256-bit SACK can tell.
-    pub const PATH_SPAN: u32 = 256;
+    /// Packets per path between the oldest unresolved and the next. A SACK tells of 256; receivers acknowledge every 12
+    /// packets, so each number is told of twenty times before it falls out of that.
+    pub const PATH_SPAN: u32 = 8192;
     /// First congestion window: one small burst on each of four paths fills a 50-packet receive buffer.
     pub const CWND_INITIAL: u32 = 32;
     /// A path never stops altogether: two packets keep an ACK clock.
     pub const CWND_MIN: u32 = 2;
-    /// Connection packet numbers in flight; 2^16 is what 32-bit numbers and 16-bit counts allow comfortably.
-    pub const CPN_WINDOW: u64 = 1 << 16;
+    /// Connection packet numbers in flight: 2^21 of 256 bytes are 30 ms at 100 Gb/s. The bitmap grows to what is used.
+    pub const CPN_WINDOW: u64 = 1 << 21;
     /// Messages per stream beyond the oldest incomplete one; bounds the responder's reassembly state.
     pub const MESSAGE_WINDOW: u16 = 256;
     /// Bytes in flight per connection whatever the peer grants: beyond 2 MiB loopback gains nothing.
@@ -91,11 +165,16 @@ pub mod limits {
     pub const PTO_MIN_NS: Nanos = 3_000_000;
     /// Probe timeout ceiling before backoff.
     pub const PTO_MAX_NS: Nanos = 200_000_000;
-    /// Doublings of the probe timeout: few, because the patience of a QP must hold many probes.
-    pub const PTO_BACKOFF_MAX: u32 = 2;
-    /// Probes without an answer, while siblings make progress, after which a path is left. Two are lost together once in
-    /// a hundred where packets and acknowledgements are lost one in ten.
-    pub const PROBES_UNANSWERED: u32 = 3;
+    /// Doublings of the probe timeout, as long as it stays below `PTO_BACKED_OFF_MAX_NS`.
+    pub const PTO_BACKOFF_MAX: u32 = 6;
+    /// Probe timeout after doubling: short, because the patience of a QP must hold many probes. A longer one to begin with is
+    /// doubled twice all the same.
+    pub const PTO_BACKED_OFF_MAX_NS: Nanos = 12_000_000;
+    /// Probes without an answer, while packets sent later on siblings are answered, after which a path is shunned. Two are
+    /// lost together once in a hundred where packets and acknowledgements are lost one in ten; it comes back unharmed.
+    pub const STRIKES_TO_SHUN: u32 = 2;
+    /// How long a shunned path has to stay silent to be left.
+    pub const LEAVE_AFTER_NS: Nanos = 15_000_000;
     /// Times an acknowledgement is told: the loss of one must not stall a path whose window is full.
     pub const ACK_TOLD: u8 = 2;
     /// Probes without an answer after which it is looked whether anybody still wants the peer.
@@ -141,6 +220,45 @@ pub mod limits {
     pub const OVERHEAD_BYTES: u32 = 88;
     /// Receive budget never granted below this many bytes: two packets keep any sender moving.
     pub const BUDGET_MIN: u32 = 16 << 10;
+    /// Delay above twice a path's least that is no sign of a queue in the network: bursts and acknowledgements take time,
+    /// and on shared cores either end may have to wait for its turn.
+    pub const DELAY_SLACK_NS: Nanos = 3_000_000;
+    /// Bytes beside the UDP payload that a packet takes of a link: IPv4, UDP, Ethernet, preamble and gap.
+    pub const WIRE_OVERHEAD_BYTES: u32 = 66;
+    /// How far ahead of a paced link packets are handed over: a burst on its way while the next wake-up comes.
+    pub const LINK_AHEAD_NS: Nanos = 1_000;
+    /// Rate a paced connection may catch up after a late wake-up, in time.
+    pub const PACE_CREDIT_NS: Nanos = 5_000;
+    /// Packets per burst when it is adaptive: 15 of 4 KiB fill a GSO datagram, and the rate is flat beyond.
+    pub const BURST_ADAPTIVE: u32 = 15;
+    /// Packets a connection sends before the first rate hint tells it more.
+    pub const FIRST_WINDOW_PACKETS: u32 = 16;
+    /// A rate hint counts for this many round trips,
+    pub const HINT_LIFE_RTTS: u64 = 4;
+    /// or for this many packets at its own rate,
+    pub const HINT_LIFE_PACKETS: u64 = 8;
+    /// or at least this long: acknowledgements may be delayed by a busy host.
+    pub const HINT_LIFE_MIN_NS: Nanos = 200_000;
+    /// Part of what is missing to the hinted window that a path window grows by in a round trip: one in this many.
+    pub const HINT_APPROACH: u32 = 16;
+    /// Part of the links' rate that is shared out, in 1/1024: what is left drains queues.
+    pub const HINT_FACTOR_MAX: u64 = 1009;
+    /// Least part: marks may come from elsewhere than the last link.
+    pub const HINT_FACTOR_MIN: u64 = 870;
+    /// Marked part of the packets, in 1/1024, that lowers nothing.
+    pub const HINT_MARKS_BEARABLE: u64 = 20;
+    /// Part of the links' rate, in 1/1024, from which on they count as full.
+    pub const HINT_FULL: u64 = 1000;
+    /// Least time between two changes of that part.
+    pub const HINT_ADAPT_NS: Nanos = 50_000;
+    /// Least packets to judge marks by.
+    pub const HINT_ADAPT_PACKETS: u32 = 32;
+    /// Span over which the rate of a sender that our hint does not limit is measured.
+    pub const DEMAND_SPAN_NS: Nanos = 20_000;
+    /// Added per sender to the interval at which silent ones are looked for.
+    pub const DEMAND_PER_SENDER_NS: Nanos = 100;
+    /// Silence after which a sender wants nothing any more, unless its rate explains it.
+    pub const DEMAND_IDLE_NS: Nanos = 60_000;
     /// How long after its last data a sender still counts when the receive budget is shared out.
     pub const SENDER_ACTIVE_NS: Nanos = 10_000_000;
 }

@@ -6,8 +6,10 @@ use crate::connection::{Conn, ConnState, completer, requester};
 use crate::intake;
 use crate::memory::Memory;
 use crate::mr::MrTable;
+use crate::pace::Pace;
 use crate::parts::Parts;
 use crate::path::{Health, TxFrame};
+use crate::rate_hint::Inbound;
 use crate::stats::{EndpointStats, PathStats};
 use crate::steer::FlowTable;
 use crate::tables::{QpTable, SrqTable, Timer, Timers};
@@ -45,6 +47,8 @@ pub struct Endpoint {
     pub(crate) unsent: Vec<TxFrame>,
     pub(crate) stats: EndpointStats,
     pub(crate) path_stats: Vec<PathStats>,
+    pub(crate) pace: Pace,
+    pub(crate) inbound: Inbound,
     pub(crate) senders: u32,
     pub(crate) senders_at: Nanos,
     in_flight_bytes: u64,
@@ -66,6 +70,8 @@ macro_rules! parts {
             acked: &mut $self.acked,
             stats: &mut $self.stats,
             path_stats: &mut $self.path_stats,
+            pace: &mut $self.pace,
+            inbound: &mut $self.inbound,
             senders: $self.senders,
             faults: 0,
             sink: $sink,
@@ -100,6 +106,8 @@ impl Endpoint {
             unsent: Vec::new(),
             stats: EndpointStats::default(),
             path_stats: vec![PathStats::default(); slots],
+            pace: Pace::new(&config.planes),
+            inbound: Inbound::new(&config.planes),
             senders: 0,
             senders_at: 0,
             in_flight_bytes: 0,
@@ -131,6 +139,7 @@ impl Endpoint {
             return self.stray_reset(now, meta, &header);
         };
         self.count_senders(now);
+        self.count_demand(now);
         let Some(mut conn) = self.conns[index as usize].take() else { return };
         if conn.state == ConnState::Dead {
             self.answer_for_dead(now, meta, &header, &conn, bytes);
@@ -254,11 +263,12 @@ impl Endpoint {
         if self.in_flight_bytes == 0 {
             self.drop_stale_timers();
         }
-        self.timers.next()
+        [self.timers.next(), self.pace.next_at()].into_iter().flatten().min()
     }
     /// Deadlines stay in the heap when what they were for is done. Nothing is in flight: find out which of the nearest
     /// ones still mean something, so that an idle endpoint sleeps for good.
     fn drop_stale_timers(&mut self) {
+        let tuning = self.config.tuning.clone();
         while let Some((at, timer)) = self.timers.peek() {
             match timer {
                 Timer::Conn(index) => {
@@ -266,7 +276,7 @@ impl Endpoint {
                         self.timers.pop_due(at);
                         continue;
                     };
-                    let due = conn.deadline();
+                    let due = conn.deadline(&tuning);
                     if due <= at {
                         return;
                     }
@@ -297,7 +307,7 @@ impl Endpoint {
         if self.poll_stray(burst) || self.datagrams_first && self.poll_datagrams(now, burst, sink) {
             return true;
         }
-        while let Some(index) = self.active.pop_front() {
+        while let Some(index) = self.next_active(now) {
             let Some(mut conn) = self.conns.get_mut(index as usize).and_then(Option::take) else { continue };
             let mut p = parts!(self, now, sink);
             let filled = requester::fill(&mut p, &mut conn, burst);
@@ -316,6 +326,17 @@ impl Endpoint {
             }
         }
         self.poll_datagrams(now, burst, sink)
+    }
+    /// The next connection that may have something to send: one that was active, or one whose link has become free.
+    fn next_active(&mut self, now: Nanos) -> Option<u32> {
+        if let Some(index) = self.active.pop_front() {
+            return Some(index);
+        }
+        let index = self.pace.next_waiting(now)?;
+        if let Some(conn) = self.conn_mut(index) {
+            conn.waits_for_link = false;
+        }
+        Some(index)
     }
     /// The driver could not send packets `from..` of the burst just polled (EAGAIN): they burn no numbers and come
     /// again. Call it before the next `poll_burst`. Gives the number of frames taken back.
@@ -352,6 +373,15 @@ impl Endpoint {
             requester::fault(&mut p, &mut conn, &again.frame);
         }
         self.put(conn);
+    }
+    /// The rate of a plane's link, bits per second both ways, is now this (0: not known). Known rates pace what is sent.
+    pub fn set_plane_rate(&mut self, plane: u8, bps: u64) {
+        self.pace.set_rate(plane, bps);
+    }
+    /// What may come in through all planes together, bits per second (0: not known, no rate hints are given): our part of
+    /// the host's links, lowered by what the driver knows better, such as how fast its socket is drained.
+    pub fn set_inbound_capacity(&mut self, bps: u64) {
+        self.inbound.set_capacity(bps);
     }
     /// A plane of ours went up or down (link event): its paths are left at once, or probed at once.
     pub fn set_plane_state(&mut self, now: Nanos, plane: u8, up: bool, sink: &mut impl Sink) {
@@ -457,7 +487,7 @@ impl Endpoint {
                 conn.active = true;
                 self.active.push_back(index);
             }
-            let at = conn.deadline();
+            let at = conn.deadline(&self.config.tuning);
             if at < conn.timer_at {
                 conn.timer_at = at;
                 self.timers.push(at, Timer::Conn(index));
@@ -499,6 +529,14 @@ impl Endpoint {
         let mut p = parts!(self, now, sink);
         p.fail_local(&mut conn, qpn.index() as u16, msn, WcStatus::RetryExcErr);
         self.put(conn);
+    }
+    /// Who of the senders has fallen silent leaves its share to the others.
+    fn count_demand(&mut self, now: Nanos) {
+        if self.inbound.is_due(now) {
+            for conn in self.conns.iter_mut().flatten() {
+                self.inbound.expire(now, &mut conn.demand);
+            }
+        }
     }
     fn count_senders(&mut self, now: Nanos) {
         if now < self.senders_at + 1_000_000 {

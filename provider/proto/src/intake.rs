@@ -32,10 +32,15 @@ pub fn take_packet<S: Sink>(
         Some(Some(Arrival::Duplicate)) => {
             conn.rx_paths[path].untold = limits::ACK_TOLD;
             conn.ack.now = true;
+            conn.ack_turn = conn.ack_turn.wrapping_add(1);
             return false;
         }
         _ => {}
     }
+    if data && let Some(plane) = p.config.planes.iter().position(|x| x.addrs.contains(&meta.dst_ip)) {
+        conn.heard_plane = plane as u8;
+    }
+    let repeats = conn.repeats;
     let (mut received, mut closed) = (true, false);
     let mut frames = Frames::new(&bytes[HEADER_BYTES..]);
     for frame in frames.by_ref() {
@@ -46,7 +51,10 @@ pub fn take_packet<S: Sink>(
             Frame::Ack(f) => completer::on_ack(p, conn, &f),
             Frame::Refuse(f) => completer::on_refuse(p, conn, &f),
             Frame::Credit { qpn, life, limit } => completer::on_credit(p, conn, qpn, life, limit),
-            Frame::Hint { budget, .. } => conn.budget = budget.max(limits::BUDGET_MIN),
+            Frame::Hint { epoch, rate, budget } => {
+                conn.budget = budget.max(limits::BUDGET_MIN);
+                conn.allowance.take(p.now, epoch, rate);
+            }
             Frame::Close => closed = true,
             Frame::CloseAck => {
                 if conn.state == ConnState::Closing {
@@ -67,11 +75,17 @@ pub fn take_packet<S: Sink>(
             conn.rx_paths[path].record(p.now, header.generation, header.psn, ce);
         }
         conn.last_data = p.now;
+        p.inbound.on_data(p.now, &mut conn.demand, bytes.len(), header.backlog, ce);
         conn.ack.packets += 1;
+        if conn.repeats != repeats {
+            // The peer does not know that we had it: it is told at once, another way.
+            conn.ack_turn = conn.ack_turn.wrapping_add(1);
+            conn.ack.now = true;
+        }
         let gap = arrival == Some(Some(Arrival::InOrder { gap: true }));
         let asked = header.flags & wire::FLAG_ACK_REQUEST != 0;
         conn.ack.now |= gap || asked || ancient || conn.ack.packets >= limits::ACK_EVERY;
-        conn.owe_ack(p.now);
+        conn.owe_ack(p.now, p.config.tuning.ack_delay_ns);
     }
     closed
 }

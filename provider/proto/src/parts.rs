@@ -4,8 +4,10 @@
 use crate::config::{Config, limits};
 use crate::connection::Conn;
 use crate::mr::MrTable;
+use crate::pace::Pace;
 use crate::path::TxFrame;
 use crate::qp::{Qp, Wqe};
+use crate::rate_hint::Inbound;
 use crate::stats::{EndpointStats, PathStats};
 use crate::tables::{QpTable, SrqTable, Timer, Timers};
 use crate::types::*;
@@ -33,6 +35,10 @@ pub struct Parts<'a, S> {
     pub stats: &'a mut EndpointStats,
     /// Counters per path slot.
     pub path_stats: &'a mut Vec<PathStats>,
+    /// The host's own links.
+    pub pace: &'a mut Pace,
+    /// Who shares what comes in.
+    pub inbound: &'a mut Inbound,
     /// Peers that sent data lately.
     pub senders: u32,
     /// Memory faults while placing.
@@ -52,7 +58,11 @@ impl<S: Sink> Parts<'_, S> {
     }
     /// Packets per burst for this packet size: a GSO datagram holds at most 64 segments and 65,507 bytes.
     pub fn burst_packets(&self, segment: u32) -> u32 {
-        u32::from(self.config.burst_packets_max).min(65_000 / segment).clamp(1, 64)
+        let most = match self.config.burst_packets_max {
+            0 => limits::BURST_ADAPTIVE,
+            packets => u32::from(packets),
+        };
+        most.min(65_000 / segment).clamp(1, 64)
     }
     /// Index of a connection's path in the counters: plane-major.
     pub fn path_slot(&self, plane: u8, path: usize, paths: usize) -> usize {
@@ -77,7 +87,7 @@ impl<S: Sink> Parts<'_, S> {
     }
     /// Arms the connection's timer if its deadline came nearer.
     pub fn arm_conn(&mut self, conn: &mut Conn) {
-        let at = conn.deadline();
+        let at = conn.deadline(&self.config.tuning);
         if at < conn.timer_at {
             conn.timer_at = at;
             self.timers.push(at, Timer::Conn(conn.index));

@@ -103,8 +103,8 @@ impl Endpoint {
         let conn = Box::new(Conn::new(index as u32, cid, ip, slot, &self.config));
         if index == self.conns.len() {
             self.conns.push(Some(conn));
-        } else {
-            self.conns[index] = Some(conn);
+        } else if let Some(mut old) = self.conns[index].replace(conn) {
+            self.inbound.forget(&mut old.demand);
         }
         self.stats.connections_opened += 1;
         Ok(index as u32)
@@ -226,6 +226,9 @@ impl Endpoint {
             conn.peer_ips.push(src);
         }
         conn.learn(&hello, answer, &config);
+        if answer && !hello.wants_answer {
+            conn.first_rtt(now);
+        }
         if hello.wants_answer {
             conn.hello.answer_to = Some(hello.scid);
         }

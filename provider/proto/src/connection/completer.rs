@@ -3,7 +3,7 @@
 use super::{Conn, REQUESTS, RESPONSES, Retransmit};
 use crate::config::limits;
 use crate::parts::Parts;
-use crate::path::{FrameKind, Health, PathTx, PktState, TxFrame};
+use crate::path::{AckNews, FrameKind, Health, PathTx, PktState, TxFrame};
 use crate::qp::rnr_timer_ns;
 use crate::seq::{RangeState, later16, unwrap32};
 use crate::types::*;
@@ -22,6 +22,7 @@ pub fn on_ack<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, ack: &Ack) {
         return;
     }
     let (mut newly, mut spurious, mut lateness) = (0, 0, 0);
+    let mut answered = false;
     for psn in path.base_psn().max(highest.saturating_sub(255))..=highest {
         let back = highest - psn;
         let received = ack.sack[(back / 64) as usize] >> (back % 64) & 1 == 1;
@@ -32,11 +33,18 @@ pub fn on_ack<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, ack: &Ack) {
         if pkt.state == PktState::Lost {
             spurious += 1;
             lateness = lateness.max(p.now.saturating_sub(pkt.sent));
+        } else if pkt.state == PktState::Presumed {
+            // Silence that ended: the repair was not needed, but nothing was out of order.
+            p.stats.spurious_retransmits += 1;
+            answered = true;
         } else {
             newly += 1;
+            conn.answered_sent = conn.answered_sent.max(pkt.sent);
             if psn == highest {
                 let delay = Nanos::from(ack.delay_us) * 1000;
                 path.rtt.sample(p.now.saturating_sub(pkt.sent).saturating_sub(delay));
+                conn.rtt.sample(path.rtt.latest_ns);
+                conn.min_rtt_ns = conn.min_rtt_ns.min(path.rtt.latest_ns);
             }
             conn.in_flight_bytes -= u32::from(pkt.bytes);
         }
@@ -45,21 +53,24 @@ pub fn on_ack<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, ack: &Ack) {
     }
     path.largest_acked = path.largest_acked.max(highest);
     note_spurious(p, path, spurious, lateness);
-    if newly > 0 {
-        path.health = Health::Active;
-        path.congestion.on_ack(newly, ack.ce, path.limited);
-        path.limited = false;
-        path.pto_count = 0;
-        path.last_progress = p.now;
+    if newly > 0 || answered {
+        path.absolve(p.now);
+        let plane = path.plane;
+        let of_plane = |x: &&PathTx| x.plane == plane && x.health.is_active();
+        let plane_window = conn.paths.iter().filter(of_plane).map(|x| x.congestion.window()).sum();
+        let plane_target = plane_target(p, conn);
+        let path = &mut conn.paths[usize::from(ack.path)];
+        let news = AckNews { acked: newly, ce: ack.ce, peak: path.peak(highest), plane_window, plane_target };
+        path.congestion.on_ack(news);
         decay_tolerance(path, newly);
     }
     let index = usize::from(ack.path);
-    if newly > 0 {
+    if newly > 0 || answered {
         // The answer to a PING proves life, not that anything of a stream gets on.
         if p.acked.iter().any(|f| f.kind != FrameKind::Ping) {
             conn.last_progress = p.now;
         }
-        leave_silent_siblings(p, conn, index);
+        shun_silent_siblings(p, conn, index);
     }
     find_losses(p, conn, index);
     conn.paths[index].forget(highest);
@@ -71,6 +82,17 @@ pub fn on_ack<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, ack: &Ack) {
     if conn.in_flight_bytes == 0 {
         conn.paths.iter_mut().for_each(PathTx::rest);
     }
+}
+
+/// The part of the window granted by the peer's hint that falls to each plane in use, in packets; 0 without a hint.
+fn plane_target<S: Sink>(p: &Parts<'_, S>, conn: &Conn) -> u32 {
+    let rtt = conn.min_rtt_ns.saturating_add(p.config.tuning.ack_delay_ns);
+    if !conn.allowance.is_fresh(p.now, rtt, conn.segment) {
+        return 0;
+    }
+    let mut planes = 0u64;
+    conn.paths.iter().filter(|x| x.health.is_active()).for_each(|x| planes |= 1 << (x.plane % 64));
+    conn.allowance.window(p.now, rtt, conn.segment) / conn.segment / planes.count_ones().max(1)
 }
 
 fn note_spurious<S: Sink>(p: &mut Parts<'_, S>, path: &mut PathTx, spurious: u64, lateness: Nanos) {
@@ -105,25 +127,29 @@ pub fn gap_at(path: &PathTx) -> Nanos {
 }
 
 /// Declares gaps lost: at once on an ordered path, after the tolerance on one that reorders (design D9). Everything
-/// below the highest PSN reported was covered by that report's SACK, as spans never exceed 256.
+/// below the highest PSN reported was covered by that report's SACK or by one of the many before it.
 pub fn find_losses<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: usize) {
     let path = &conn.paths[index];
     let tolerance = path.reorder_tolerance_ns;
     let patience = if tolerance == 0 { 0 } else { path.rtt.srtt_ns + tolerance };
-    for psn in path.base_psn().max(path.largest_acked.saturating_sub(255))..path.largest_acked {
+    for psn in path.base_psn()..path.largest_acked {
         let Some(pkt) = conn.paths[index].packet(psn).copied() else { continue };
         if pkt.state == PktState::InFlight && (tolerance == 0 || pkt.sent + patience <= p.now) {
-            lose(p, conn, index, psn);
+            let path = &mut conn.paths[index];
+            if path.rtt.is_risen(&p.config.tuning) {
+                path.congestion.on_congestive_loss(p.now, path.rtt.srtt_ns);
+            }
+            lose(p, conn, index, psn, PktState::Lost);
         }
     }
 }
 
 /// Moves a packet's frames to the retransmit queue.
-fn lose<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: usize, psn: u64) {
+fn lose<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: usize, psn: u64, how: PktState) {
     let count = conn.paths.len();
     let path = &mut conn.paths[index];
     let Some(pkt) = path.packet(psn).copied() else { return };
-    path.resolve(psn, PktState::Lost);
+    path.resolve(psn, how);
     conn.in_flight_bytes -= u32::from(pkt.bytes);
     for i in 0..pkt.frames {
         let frame = path.frame(&pkt, i);
@@ -138,44 +164,71 @@ fn lose<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: usize, psn: u64) 
     }
 }
 
-/// Silence on a path: its oldest packet goes again as a probe, the second time on another path. If a path's probes are
-/// not answered while siblings make progress, it is left (design D9, D11). When no path of the peer progresses, nothing
-/// is concluded about any.
+/// Silence on a path: its oldest packet goes again as a probe, the second time on another path. If packets sent later on
+/// siblings are answered meanwhile, that is a strike against the path: with the second, all that is in flight on it goes
+/// again elsewhere and it carries probes only; if they are not answered either, it is left (design D9, D11). When no path
+/// of the peer progresses, nothing is concluded about any.
 pub fn on_silence<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn) {
     for index in 0..conn.paths.len() {
         let path = &mut conn.paths[index];
-        if path.probe_at().is_none_or(|at| at > p.now) {
+        if path.shunned && path.struck_at + p.config.tuning.leave_after_ns <= p.now {
+            let plane = path.plane;
+            leave_path(p, conn, index);
+            leave_plane_if_down(p, conn, plane);
+            continue;
+        }
+        if path.probe_at(&p.config.tuning, &conn.rtt, conn.answered_sent).is_none_or(|at| at > p.now) {
             continue;
         }
         let Some((oldest, sent)) = path.oldest_in_flight().map(|(psn, pkt)| (psn, pkt.sent)) else {
             continue;
         };
+        path.strikes += u32::from(conn.answered_sent > sent.max(path.last_probe));
         path.pto_count += 1;
         path.last_probe = p.now;
-        if path.pto_count >= limits::PROBES_UNANSWERED && conn.last_progress > sent {
-            let plane = path.plane;
-            leave_path(p, conn, index);
-            leave_plane_if_down(p, conn, plane);
-        } else {
-            let elsewhere = conn.paths[index].pto_count >= 2;
-            lose(p, conn, index, oldest);
-            if elsewhere {
-                retarget(conn, index);
-            }
+        if path.struck_at == 0 {
+            path.struck_at = p.now;
+        }
+        let (elsewhere, shun) = (path.pto_count >= 2, path.strikes >= limits::STRIKES_TO_SHUN);
+        lose(p, conn, index, oldest, PktState::Presumed);
+        if shun {
+            shun_path(p, conn, index);
+        } else if elsewhere {
+            retarget(conn, index);
         }
     }
     p.activate(conn);
 }
 
-/// A path has answered: siblings that left several probes unanswered are in trouble of their own.
-fn leave_silent_siblings<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, answered: usize) {
+/// Everything in flight on a path goes again elsewhere; from now on it carries probes only. It keeps its numbers, so that
+/// an answer that is merely late is recognised and brings it back as it was.
+fn shun_path<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: usize) {
+    if !(0..conn.paths.len()).any(|i| i != index && conn.paths[i].health.is_active()) {
+        return;
+    }
+    presume_lost(p, conn, index);
+    retarget(conn, index);
+    let path = &mut conn.paths[index];
+    path.shunned = true;
+    path.health = Health::Suspect { probe_at: p.now, pause: path.rtt.probe_timeout(&p.config.tuning) };
+}
+
+/// A path has answered: siblings whose probes were not, while what was sent elsewhere in their stead was, are in trouble of
+/// their own. Those with something in flight have their timer.
+fn shun_silent_siblings<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, answered: usize) {
     for index in 0..conn.paths.len() {
         let path = &conn.paths[index];
-        if index != answered && path.pto_count >= limits::PROBES_UNANSWERED && path.health.is_active() {
-            let plane = path.plane;
-            leave_path(p, conn, index);
-            leave_plane_if_down(p, conn, plane);
+        let silent = path.pto_count >= 2 && path.in_flight() == 0 && conn.answered_sent >= path.last_probe;
+        if index != answered && silent && path.health.is_active() {
+            shun_path(p, conn, index);
         }
+    }
+}
+
+/// Nothing in flight on a path is waited for any longer.
+pub fn presume_lost<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: usize) {
+    while let Some((psn, _)) = conn.paths[index].oldest_in_flight() {
+        lose(p, conn, index, psn, PktState::Presumed);
     }
 }
 
@@ -203,7 +256,7 @@ pub fn leave_path<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: usize) 
     };
     conn.in_flight_bytes -= path.give_up(&mut moved);
     path.health = Health::suspect(p.now);
-    path.pto_count = 0;
+    (path.pto_count, path.strikes, path.struck_at, path.shunned) = (0, 0, 0, false);
     path.change_port(p.config.entropies_per_plane);
     p.stats.paths_left += 1;
 }

@@ -6,7 +6,7 @@ use crate::path::{PathRx, PathTx};
 use crate::seq::{ORIGIN, Window};
 use crate::types::*;
 use crate::wire::hello::HelloPlane;
-use crate::wire::{Header, Hello, PacketType};
+use crate::wire::{self, Header, Hello, PacketType};
 use std::net::{IpAddr, SocketAddr};
 
 /// UDP payloads tried when the larger ones meet silence: 1500-byte Ethernet and the IPv6 minimum MTU.
@@ -41,7 +41,14 @@ impl Conn {
     }
 
     /// The HELLO to send now. `wants_answer`: a request of ours; else an answer.
-    pub fn make_hello(&mut self, now: Nanos, config: &Config, budget: u32, wants_answer: bool) -> Hello {
+    pub fn make_hello(
+        &mut self,
+        now: Nanos,
+        config: &Config,
+        budget: u32,
+        hints: bool,
+        wants_answer: bool,
+    ) -> Hello {
         // An answer proposes what was agreed: it must fit where the question came through.
         let mut segment = if self.segment == 0 { self.proposed_segment } else { self.segment as u16 };
         if wants_answer {
@@ -53,6 +60,7 @@ impl Conn {
             let wait = limits::HELLO_FIRST_NS << self.hello.tries.min(10);
             self.hello.due = Some(now + wait.min(limits::HELLO_MAX_NS));
             self.hello.tries += 1;
+            self.hello.asked_at = now;
         }
         self.hello.ordinal += 1;
         let planes = config
@@ -72,7 +80,7 @@ impl Conn {
             message_window: limits::MESSAGE_WINDOW,
             paths: (config.planes.len() * usize::from(config.paths_per_plane)).min(64) as u8,
             first_cpn: [config.first_cpn; 2],
-            features: 0,
+            features: if hints { wire::FEATURE_HINTS } else { 0 },
             planes,
         }
     }
@@ -116,6 +124,7 @@ impl Conn {
         self.peer_cid = hello.scid;
         self.peer_incarnation = hello.incarnation;
         self.message_window = u64::from(hello.message_window);
+        self.allowance.expected = hello.features & wire::FEATURE_HINTS != 0;
         self.budget = hello.budget.max(limits::BUDGET_MIN);
         let window =
             |space: usize| Window::new(ORIGIN + u64::from(hello.first_cpn[space]), limits::CPN_WINDOW);
@@ -125,6 +134,15 @@ impl Conn {
         self.announced_ips =
             hello.planes.iter().flat_map(|p| &p.addrs).copied().take(limits::PEER_IPS_MAX).collect();
         self.make_paths(hello, config);
+    }
+
+    /// The answer to our first HELLO is the first round trip known of the peer; paths begin with it (MR-LOSS-8).
+    pub fn first_rtt(&mut self, now: Nanos) {
+        if self.hello.tries == 1 && self.min_rtt_ns == Nanos::MAX {
+            self.min_rtt_ns = now.saturating_sub(self.hello.asked_at).max(1);
+            self.rtt.seed(self.min_rtt_ns);
+            self.paths.iter_mut().for_each(|p| p.rtt.seed(self.min_rtt_ns));
+        }
     }
 
     /// The peer has echoed our id: its address is real, data may flow.
@@ -175,6 +193,7 @@ impl Conn {
                     entropy as u8,
                     SocketAddr::new(*addr, port),
                     config.first_psn,
+                    config.tuning.algorithm,
                 ));
             }
         }

@@ -12,8 +12,9 @@ pub mod response;
 pub mod unreliable;
 mod xrc;
 
-use crate::config::{Config, limits};
-use crate::path::{PathRx, PathTx, TxFrame};
+use crate::config::{Config, Tuning, limits};
+use crate::path::{PathRx, PathTx, Rtt, TxFrame};
+use crate::rate_hint::{Allowance, Demand};
 use crate::seq::{ORIGIN, Window};
 use crate::types::*;
 use crate::wire::Refuse;
@@ -67,6 +68,8 @@ pub struct HelloState {
     pub due: Option<Nanos>,
     /// The peer asked: the id of its to answer to.
     pub answer_to: Option<u64>,
+    /// When the last HELLO that asks left.
+    pub asked_at: Nanos,
     /// HELLOs sent without an answer.
     pub tries: u32,
     /// Of the next HELLO.
@@ -171,6 +174,26 @@ pub struct Conn {
     pub singly: u32,
     /// It is in the endpoint's list of connections with something to send.
     pub active: bool,
+    /// Plane of ours that data arrived on last.
+    pub heard_plane: u8,
+    /// Frames received again that had been taken.
+    pub repeats: u32,
+    /// Counts signs that our acknowledgements do not arrive: each moves them to another path.
+    pub ack_turn: u32,
+    /// It waits in the queue of a busy link of ours.
+    pub waits_for_link: bool,
+    /// What the peer's rate hint allows.
+    pub allowance: Allowance,
+    /// When data that the hint holds back is to be tried again.
+    pub allowance_at: Nanos,
+    /// What the peer wants to send.
+    pub demand: Demand,
+    /// Round trips on all paths.
+    pub rtt: Rtt,
+    /// When the latest packet that was answered had been sent.
+    pub answered_sent: Nanos,
+    /// Smallest round trip to the peer on any path.
+    pub min_rtt_ns: Nanos,
     /// Deadline armed in the timer heap.
     pub timer_at: Nanos,
 }
@@ -225,6 +248,16 @@ impl Conn {
             turn: 0,
             singly: 0,
             active: false,
+            heard_plane: 0,
+            ack_turn: 0,
+            repeats: 0,
+            waits_for_link: false,
+            allowance: Allowance::default(),
+            allowance_at: Nanos::MAX,
+            demand: Demand::default(),
+            rtt: Rtt::default(),
+            answered_sent: 0,
+            min_rtt_ns: Nanos::MAX,
             timer_at: Nanos::MAX,
         }
     }
@@ -261,8 +294,8 @@ impl Conn {
         }
     }
     /// An acknowledgement leaves at the latest after the ACK delay.
-    pub fn owe_ack(&mut self, now: Nanos) {
-        self.ack.deadline.get_or_insert(now + limits::ACK_DELAY_NS);
+    pub fn owe_ack(&mut self, now: Nanos, delay: Nanos) {
+        self.ack.deadline.get_or_insert(now + delay);
     }
     /// Acknowledgements written into a packet that did not leave are owed again; also used for the last word.
     pub fn untell_acks(&mut self) {
@@ -270,13 +303,21 @@ impl Conn {
         self.ack.now = true;
     }
     /// The earliest time something of this connection is due.
-    pub fn deadline(&self) -> Nanos {
+    pub fn deadline(&self, tuning: &Tuning) -> Nanos {
         let mut at = self.hello.due.unwrap_or(Nanos::MAX).min(self.close_at).min(self.expires);
         if self.usable() {
             at = at.min(self.ack.deadline.unwrap_or(Nanos::MAX));
+            if self.allowance.holds {
+                at = at.min(self.allowance_at);
+            }
             for path in &self.paths {
-                at = at.min(path.probe_at().unwrap_or(Nanos::MAX)).min(completer::gap_at(path));
+                at = at
+                    .min(path.probe_at(tuning, &self.rtt, self.answered_sent).unwrap_or(Nanos::MAX))
+                    .min(completer::gap_at(path));
                 at = at.min(path.health.probe_at());
+                if path.shunned {
+                    at = at.min(path.struck_at + tuning.leave_after_ns);
+                }
             }
         }
         at

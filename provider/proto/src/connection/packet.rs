@@ -62,7 +62,10 @@ pub fn build_packet<S: Sink>(
     let tx = &mut conn.paths[path];
     tx.push_packet(p.now, b.frames, b.size as u16);
     conn.in_flight_bytes += b.size;
-    let slot = p.path_slot(tx.plane, path, conn.paths.len());
+    let plane = tx.plane;
+    let slot = p.path_slot(plane, path, conn.paths.len());
+    p.pace.sent(p.now, plane, b.size);
+    conn.allowance.sent(p.now, b.size);
     p.count_tx(slot, b.size, true, b.retransmit);
     Some(b.size)
 }

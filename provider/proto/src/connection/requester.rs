@@ -2,13 +2,16 @@
 //!
 //! [`fill`] is the order of precedence: handshake, data (retransmissions, responses, requests), acknowledgements.
 
+use super::completer;
 use super::packet::build_packet;
 use super::{Conn, ConnState, REQUESTS, RESPONSES, Retransmit};
 use crate::burst::{Piece, TxBurst};
 use crate::config::limits;
 use crate::parts::Parts;
-use crate::path::{FrameKind, PathRx, TxFrame, select};
+use crate::path::select::{self, Shut};
+use crate::path::{FrameKind, PathRx, PathTx, TxFrame};
 use crate::qp::{Qp, Wqe};
+use crate::rate_hint::Allowance;
 use crate::seq::RangeState;
 use crate::types::*;
 use crate::wire::{self, Frame, HEADER_BYTES, Header, PacketType, frame};
@@ -58,6 +61,7 @@ pub fn fill<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, burst: &mut TxBurst)
     }
     let overdue = conn.ack.now || conn.ack.deadline.is_some_and(|at| at <= p.now);
     let next = peek(p, conn);
+    conn.allowance.holds &= next.is_some();
     // An overdue acknowledgement rides on a small packet, but does not wait behind a burst of large ones.
     let rides = next.is_some_and(|n| n.whole && conn.refusals.is_empty());
     if (overdue || conn.close_due || conn.close_ack_due) && !rides {
@@ -84,7 +88,7 @@ fn fill_hello<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, burst: &mut TxBurs
     // A question of ours that knows the peer's id answers the peer's as well.
     let dcid = conn.hello.answer_to.take().unwrap_or(conn.peer_cid);
     let budget = p.budget_for_new();
-    let hello = conn.make_hello(p.now, p.config, budget, asks);
+    let hello = conn.make_hello(p.now, p.config, budget, p.inbound.is_known(), asks);
     Conn::hello_header(dcid, p.config).write(&mut burst.bytes);
     hello.write(0, &mut burst.bytes);
     let len = burst.bytes.len() as u32;
@@ -94,10 +98,18 @@ fn fill_hello<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, burst: &mut TxBurs
     true
 }
 
-/// Control packets go to the peer's first path, or where the connection was made for.
+/// The path of control packets: one of the plane that data last arrived on, for that plane lives; another one when the
+/// peer repeats what it should know we have, because then they do not arrive (MR-SACK-6).
+fn control_path(conn: &Conn) -> Option<&PathTx> {
+    let active = || conn.paths.iter().filter(|x| x.health.is_active());
+    let first = active().position(|x| x.plane == conn.heard_plane).unwrap_or(0);
+    let count = active().count().max(1);
+    active().nth((first + conn.ack_turn as usize) % count).or(conn.paths.first())
+}
+
+/// Control packets go to a path in use, or where the connection was made for.
 fn address_control<S: Sink>(p: &mut Parts<'_, S>, conn: &Conn, burst: &mut TxBurst) {
-    let path = conn.paths.iter().find(|x| x.health.is_active()).or(conn.paths.first());
-    match path {
+    match control_path(conn) {
         Some(path) => {
             burst.plane = path.plane;
             burst.entropy = path.entropy;
@@ -111,6 +123,7 @@ fn address_control<S: Sink>(p: &mut Parts<'_, S>, conn: &Conn, burst: &mut TxBur
         }
     }
     burst.origin = Some((conn.index, NO_PATH));
+    p.pace.sent(p.now, burst.plane, burst.total_bytes());
     let slot = usize::from(burst.plane) * usize::from(p.config.paths_per_plane);
     p.count_tx(slot, burst.total_bytes(), false, false);
 }
@@ -124,7 +137,11 @@ pub fn header<S: Sink>(p: &Parts<'_, S>, conn: &Conn, kind: PacketType) -> Heade
         dcid: conn.peer_cid,
         psn: 0,
         src_slot: p.config.slot,
-        backlog: 0,
+        backlog: match conn.allowance {
+            Allowance { expected: false, .. } => 0,
+            Allowance { holds: true, .. } => wire::HUNGRY,
+            _ => wire::WAITING,
+        },
     }
 }
 
@@ -132,9 +149,9 @@ pub fn header<S: Sink>(p: &Parts<'_, S>, conn: &Conn, kind: PacketType) -> Heade
 fn fill_probe<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, burst: &mut TxBurst) -> bool {
     let now = p.now;
     let Some(path) = conn.paths.iter_mut().position(|x| x.health.take_probe(now)) else { return false };
-    let tx = &mut conn.paths[path];
     // The last probe is as good as lost; it carried nothing.
-    conn.in_flight_bytes -= tx.give_up(&mut |_| {});
+    completer::presume_lost(p, conn, path);
+    let tx = &conn.paths[path];
     (burst.plane, burst.entropy, burst.dst) = (tx.plane, tx.entropy, tx.dst);
     burst.origin = Some((conn.index, path as u8));
     let ping = Next { item: Item::Ping, header: 4, len: 0, whole: false, pin: None };
@@ -195,7 +212,8 @@ pub fn write_acks<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, out: &mut Vec<
         qp.rx.told_limit = qp.recv_limit(p.srqs);
         Frame::Credit { qpn: qp.attrs.dest_qpn, life, limit: qp.rx.told_limit }.write(out);
     }
-    Frame::Hint { epoch: 0, rate: 0xffff, budget: p.budget_share() }.write(out);
+    let (rate, epoch) = p.inbound.hint(&mut conn.demand);
+    Frame::Hint { epoch, rate, budget: p.budget_share() }.write(out);
     let left = conn.rx_paths.iter().any(PathRx::is_fresh) || !conn.credits.is_empty();
     conn.ack.packets = 0;
     conn.ack.now = left;
@@ -368,13 +386,24 @@ fn sendable(now: Nanos, qp: &Qp, message_window: u64) -> Option<&Wqe> {
 fn fill_data<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, burst: &mut TxBurst, mut next: Next) -> bool {
     let bulk = next.len + acks_bytes(conn) as u32 >= conn.payload_max;
     let singly = conn.singly > 0;
-    let most = if bulk && !singly { p.burst_packets(conn.segment) } else { 1 };
-    let Some((path, room)) = choose_path(conn, &next, most) else { return false };
-    let budget = conn.budget.min(limits::CONN_BYTES_MAX).saturating_sub(conn.in_flight_bytes) / conn.segment;
-    let budget = if conn.in_flight_bytes == 0 { budget.max(1) } else { budget };
-    let most = most.min(room).min(budget);
+    let grant = grant(p, conn);
+    let most = if bulk && !singly { p.burst_packets(conn.segment).min(grant.burst) } else { 1 };
+    let (path, room) = match choose_path(p, conn, &next, most, grant.per_path) {
+        Ok(chosen) => chosen,
+        Err(shut) => {
+            conn.allowance.holds = false;
+            if let Shut::Link(plane) = shut
+                && !std::mem::replace(&mut conn.waits_for_link, true)
+            {
+                p.pace.wait(plane, conn.index);
+            }
+            return false;
+        }
+    };
+    let most = most.min(room).min(grant.packets);
     if most == 0 {
-        conn.paths.iter_mut().for_each(|x| x.limited = false);
+        conn.allowance.holds = grant.by_hint;
+        conn.allowance_at = grant.open_at;
         return false;
     }
     let tx = &conn.paths[path];
@@ -403,16 +432,28 @@ fn fill_data<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, burst: &mut TxBurst
         }
     }
     conn.singly = conn.singly.saturating_sub(1);
-    if burst.packets.len() as u32 == budget {
-        request_ack(burst);
+    if conn.allowance.expected && peek(p, conn).is_none() {
+        // Nothing waits any more: the peer need not keep a share for us.
+        conn.allowance.holds = false;
+        patch_last(burst, BACKLOG_AT, &[0, 0]);
+    }
+    if burst.packets.len() as u32 == grant.packets {
+        patch_last(burst, FLAGS_AT, &[wire::FLAG_ACK_REQUEST]);
     }
     true
 }
 
-/// The last packet of a burst that exhausted the window asks for an acknowledgement at once.
-fn request_ack(burst: &mut TxBurst) {
+/// Offsets in the header.
+const FLAGS_AT: usize = 1;
+/// Offset of the backlog field.
+const BACKLOG_AT: usize = 18;
+
+/// Changes the header of a burst's last packet: only when it is built one knows whether the window is used up (then it
+/// asks for an acknowledgement at once) and whether more waits.
+fn patch_last(burst: &mut TxBurst, offset: usize, with: &[u8]) {
     if let Some(Piece::Bytes { start, .. }) = first_piece_of_last(burst) {
-        burst.bytes[start as usize + 1] |= wire::FLAG_ACK_REQUEST;
+        let at = start as usize + offset;
+        burst.bytes[at..at + with.len()].copy_from_slice(with);
     }
 }
 
@@ -422,21 +463,79 @@ fn first_piece_of_last(burst: &TxBurst) -> Option<Piece> {
     burst.pieces.get(first).copied()
 }
 
-fn choose_path(conn: &mut Conn, next: &Next, most: u32) -> Option<(usize, u32)> {
-    if let Some(pin) = next.pin {
-        let room = conn.paths[usize::from(pin)].room();
-        conn.paths[usize::from(pin)].limited |= room < most;
-        return (room > 0).then_some((usize::from(pin), room));
+/// What the connection as a whole may send now.
+struct Grant {
+    /// Packets.
+    packets: u32,
+    /// Packets per burst, so that a slow sender's bursts do not stand in others' way.
+    burst: u32,
+    /// Packets that may be in flight on one path: a path that does not answer must not hold the whole window.
+    per_path: u32,
+    /// The rate hint is what says no.
+    by_hint: bool,
+    /// When it will say yes; `Nanos::MAX`: with an acknowledgement.
+    open_at: Nanos,
+}
+
+/// The connection's window: what the peer's buffer, the settings and the peer's rate hint allow (MR-CC-4, MR-CC-8).
+fn grant<S: Sink>(p: &Parts<'_, S>, conn: &Conn) -> Grant {
+    let (a, now) = (&conn.allowance, p.now);
+    let known = conn.min_rtt_ns != Nanos::MAX;
+    let rtt = if known { conn.min_rtt_ns + p.config.tuning.ack_delay_ns } else { limits::PTO_INITIAL_NS };
+    let hint = a.window(now, rtt, conn.segment);
+    let others = conn.budget.min(p.config.tuning.connection_bytes_max);
+    let left = |limit: u32| {
+        let packets = limit.saturating_sub(conn.in_flight_bytes) / conn.segment;
+        if conn.in_flight_bytes == 0 { packets.max(1) } else { packets }
+    };
+    let paced = a.rate_bps > 0 && a.is_fresh(now, rtt, conn.segment) && a.open_at() > now;
+    let adaptive = p.config.burst_packets_max == 0;
+    let burst = if adaptive && a.expected { (hint / 8 / conn.segment).max(1) } else { u32::MAX };
+    Grant {
+        packets: if paced { 0 } else { left(others.min(hint)) },
+        burst,
+        per_path: per_path(conn, hint),
+        by_hint: left(others) > 0,
+        open_at: if paced { a.open_at() } else { Nanos::MAX },
     }
-    if let Item::Again(again) = next.item {
+}
+
+/// Twice a path's part of the window the hint grants.
+fn per_path(conn: &Conn, hint: u32) -> u32 {
+    let active = conn.paths.iter().filter(|x| x.health.is_active()).count() as u32;
+    if hint == u32::MAX || active < 2 {
+        return u32::MAX;
+    }
+    (hint / conn.segment * 2).div_ceil(active).max(2)
+}
+
+fn choose_path<S: Sink>(
+    p: &Parts<'_, S>,
+    conn: &mut Conn,
+    next: &Next,
+    most: u32,
+    per_path: u32,
+) -> Result<(usize, u32), Shut> {
+    let again = match next.item {
         // Repair on the path that lost it, unless that path is in trouble (design D9).
-        let path = usize::from(again.path);
-        if let Some(room) = conn.paths.get(path).map(|x| x.room()).filter(|r| *r > 0) {
-            return Some((path, room));
+        Item::Again(again) => Some(again.path),
+        _ => None,
+    };
+    if let Some(own) = next.pin.or(again).map(usize::from)
+        && let Some(path) = conn.paths.get_mut(own)
+    {
+        let room = path.room();
+        if room > 0 {
+            let busy = p.pace.open_at(path.plane) > p.now;
+            return if busy { Err(Shut::Link(path.plane)) } else { Ok((own, room)) };
+        }
+        if next.pin.is_some() {
+            return Err(Shut::Windows);
         }
     }
     let mut turn = conn.turn;
-    let chosen = select::select(&mut conn.paths, &mut turn, most);
+    let chosen =
+        select::select(&mut conn.paths, &mut turn, select::Wanted { burst: most, per_path }, p.pace, p.now);
     conn.turn = turn;
     chosen
 }

@@ -36,6 +36,7 @@ pub fn on_request<S: Sink>(
         RangeState::Old => Outcome::Duplicate,
         RangeState::Mixed | RangeState::Beyond => Outcome::NotReceived,
     };
+    conn.repeats = conn.repeats.wrapping_add(u32::from(outcome == Outcome::Duplicate));
     if outcome == Outcome::Resolved {
         conn.rx_windows[REQUESTS].mark(cpn, u64::from(f.units));
     }

@@ -89,7 +89,10 @@ pub fn on_response<S: Sink>(
     let cpn = unwrap32(f.cpn, window.base());
     match window.state(cpn, u64::from(f.units)) {
         RangeState::New => {}
-        RangeState::Old => return true,
+        RangeState::Old => {
+            conn.repeats = conn.repeats.wrapping_add(1);
+            return true;
+        }
         RangeState::Mixed | RangeState::Beyond => return false,
     }
     conn.rx_windows[RESPONSES].mark(cpn, u64::from(f.units));

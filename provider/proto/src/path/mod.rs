@@ -8,7 +8,7 @@ pub mod rx_window;
 pub mod select;
 pub mod tx_window;
 
-pub use congestion::Congestion;
+pub use congestion::{AckNews, Congestion};
 pub use health::Health;
 pub use rtt::Rtt;
 pub use rx_window::PathRx;

@@ -1,6 +1,6 @@
 //! What was sent on one path and not yet resolved: a ring of packets by path PSN, and the frames they carried.
 
-use crate::config::limits;
+use crate::config::{Algorithm, Tuning, limits};
 use crate::path::{Congestion, Health, Rtt};
 use crate::seq::ORIGIN;
 use crate::types::Nanos;
@@ -59,8 +59,10 @@ pub enum PktState {
     InFlight,
     /// Received by the peer.
     Acked,
-    /// Declared lost; its frames went to the retransmit queue. Kept to recognise a late arrival.
+    /// Declared lost because of a gap; its frames went to the retransmit queue. Kept to recognise a late arrival.
     Lost,
+    /// The same because of silence.
+    Presumed,
 }
 
 /// Packets and frames an idle path keeps room for: a message of 64 KiB on one path.
@@ -98,8 +100,14 @@ pub struct PathTx {
     pub congestion: Congestion,
     /// Round trip time.
     pub rtt: Rtt,
+    /// When its first probe since it last answered was due; 0: it answers.
+    pub struck_at: Nanos,
+    /// It carries probes only until it answers, but keeps its port and window: it may merely be slow.
+    pub shunned: bool,
     /// Probe timeouts in a row.
     pub pto_count: u32,
+    /// Probe timeouts in a row during which packets sent later on siblings were answered.
+    pub strikes: u32,
     /// Last probe sent for silence.
     pub last_probe: Nanos,
     /// Last time an ACK brought news.
@@ -108,8 +116,9 @@ pub struct PathTx {
     pub reorder_tolerance_ns: Nanos,
     /// Packets acknowledged since the last spurious repair.
     pub clean_acks: u32,
-    /// The window was full when data waited: growth is earned.
-    pub limited: bool,
+    /// Most packets in flight in this round trip and in the last, and where this round trip ends.
+    peaks: [u32; 2],
+    round_end: u64,
     /// Highest PSN the peer reported.
     pub largest_acked: u64,
     pkts: VecDeque<Pkt>,
@@ -121,21 +130,25 @@ pub struct PathTx {
 
 impl PathTx {
     /// A fresh path whose first PSN is `first_psn`.
-    pub fn new(plane: u8, entropy: u8, dst: SocketAddr, first_psn: u32) -> Self {
+    pub fn new(plane: u8, entropy: u8, dst: SocketAddr, first_psn: u32, algorithm: Algorithm) -> Self {
         PathTx {
             plane,
             entropy,
             generation: 0,
             dst,
             health: Health::Active,
-            congestion: Congestion::new(),
+            congestion: Congestion::new(algorithm),
             rtt: Rtt::default(),
+            struck_at: 0,
+            shunned: false,
             pto_count: 0,
+            strikes: 0,
             last_probe: 0,
             last_progress: 0,
             reorder_tolerance_ns: 0,
             clean_acks: 0,
-            limited: false,
+            peaks: [0; 2],
+            round_end: 0,
             largest_acked: 0,
             pkts: VecDeque::new(),
             frames: VecDeque::new(),
@@ -171,6 +184,16 @@ impl PathTx {
         let frame0 = self.base_frame + self.frames.len() as u64 - u64::from(frames);
         self.pkts.push_back(Pkt { sent: now, frame0, bytes, frames, state: PktState::InFlight });
         self.in_flight += 1;
+        self.peaks[0] = self.peaks[0].max(self.in_flight);
+    }
+    /// Most packets in flight lately; `acked` is the highest PSN just reported.
+    pub fn peak(&mut self, acked: u64) -> u32 {
+        let peak = self.peaks[0].max(self.peaks[1]);
+        if acked >= self.round_end {
+            self.peaks = [self.in_flight, self.peaks[0]];
+            self.round_end = self.next_psn();
+        }
+        peak
     }
     /// Records a frame of the packet under construction.
     pub fn push_frame(&mut self, frame: TxFrame) {
@@ -225,7 +248,7 @@ impl PathTx {
             let done = match front.state {
                 PktState::InFlight => false,
                 PktState::Acked => true,
-                PktState::Lost => old,
+                PktState::Lost | PktState::Presumed => old,
             };
             if !done {
                 return;
@@ -261,16 +284,30 @@ impl PathTx {
         self.largest_acked = 0;
         self.reorder_tolerance_ns = 0;
         self.rtt = Rtt::default();
-        self.congestion = Congestion::restarted();
+        self.congestion.restart();
+    }
+    /// It has answered: whatever was held against it is forgotten.
+    pub fn absolve(&mut self, now: Nanos) {
+        self.health = Health::Active;
+        (self.pto_count, self.strikes, self.struck_at, self.shunned) = (0, 0, 0, false);
+        self.last_progress = now;
     }
     /// When this path wants to be probed for silence, if anything is in flight.
-    pub fn probe_at(&self) -> Option<Nanos> {
+    pub fn probe_at(&self, tuning: &Tuning, of_peer: &Rtt, answered_sent: Nanos) -> Option<Nanos> {
         if !self.health.is_active() {
             return None;
         }
         let (_, oldest) = self.oldest_in_flight()?;
-        let backoff = self.pto_count.min(limits::PTO_BACKOFF_MAX);
-        Some(oldest.sent.max(self.last_progress).max(self.last_probe) + (self.rtt.probe_timeout() << backoff))
+        if answered_sent >= oldest.sent && self.pto_count == 0 {
+            // The peer is awake and has answered what was sent later elsewhere.
+            let patience = self.rtt.overtaken_timeout(tuning).max(of_peer.overtaken_timeout(tuning));
+            return Some(oldest.sent.max(self.last_progress) + patience);
+        }
+        // What siblings meet, a queue at the peer's port for example, this path may meet as well.
+        let timeout = self.rtt.probe_timeout(tuning).max(of_peer.probe_timeout(tuning));
+        let doubled = timeout << self.pto_count.min(limits::PTO_BACKOFF_MAX);
+        let most = limits::PTO_BACKED_OFF_MAX_NS.max(timeout << self.pto_count.min(2));
+        Some(oldest.sent.max(self.last_progress).max(self.last_probe) + doubled.min(most))
     }
     /// Bytes of heap.
     pub fn heap_bytes(&self) -> usize {

@@ -38,7 +38,7 @@ pub struct Hello {
     pub paths: u8,
     /// First connection packet number of requests and of responses.
     pub first_cpn: [u32; 2],
-    /// Optional features; none defined yet.
+    /// Optional features: `FEATURE_*` bits.
     pub features: u32,
     /// The sender's planes.
     pub planes: Vec<HelloPlane>,

@@ -32,6 +32,12 @@ pub enum PacketType {
     Datagram = 5,
 }
 
+/// Backlog field: data waits, and only the receiver's rate hint holds it back.
+pub const HUNGRY: u16 = 0xffff;
+/// Backlog field: data waits for something else: a window, a link of the sender's, its turn.
+pub const WAITING: u16 = 1;
+/// HELLO feature: the sender of the HELLO gives rate hints.
+pub const FEATURE_HINTS: u32 = 1;
 /// Header flag: the sender wants an acknowledgement at once.
 pub const FLAG_ACK_REQUEST: u8 = 1;
 
@@ -52,7 +58,7 @@ pub struct Header {
     pub psn: u32,
     /// Slot of the sender: it receives on base port + slot.
     pub src_slot: u16,
-    /// Bytes the sender still has for this connection, in units of 4 KiB, saturated.
+    /// What the sender still has: 0 nothing, [`WAITING`] or [`HUNGRY`].
     pub backlog: u16,
 }
 

@@ -131,7 +131,12 @@ pub fn config(host: usize, planes: usize, incarnation: u64, seed: u64) -> Config
         incarnation,
         seed,
         planes: (0..planes)
-            .map(|p| PlaneConfig { label: format!("p{p}"), addrs: vec![ip(p, host)], mtu: 65536 })
+            .map(|p| PlaneConfig {
+                label: format!("p{p}"),
+                addrs: vec![ip(p, host)],
+                mtu: 65536,
+                rate_bps: 0,
+            })
             .collect(),
         paths_per_plane: 4,
         entropies_per_plane: 8,
@@ -141,6 +146,7 @@ pub fn config(host: usize, planes: usize, incarnation: u64, seed: u64) -> Config
         first_cpn: (seed >> 32) as u32,
         datagram_bytes_max: 4096,
         receive_budget_bytes: 1 << 20,
+        tuning: metaroce_proto::config::Tuning::default(),
     }
 }
 
