@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::marker::PhantomData;
 use std::slice;
 
-use metaroce_proto::types::{Bind, Destination, Qpn, Sge, access};
+use metaroce_proto::types::{Bind, Destination, Expected, Qpn, Sge, TagChange, TagOp, access};
 use rdma_core_sys::*;
 
 use crate::ah::Ah;
@@ -198,6 +198,36 @@ pub(crate) unsafe fn bind_info(info: &ibv_mw_bind_info) -> Result<Bind> {
     let region = unsafe { info.mr.as_ref() }.map_or(0, |mr| mr.lkey);
     let access = info.mw_access_flags & (REMOTE | access::ZERO_BASED);
     Ok(Bind { new_key: 0, region, addr: info.addr, len: info.length, access })
+}
+
+/// A change of the expected messages. EINVAL for more SGEs than one, unknown operations or flags.
+///
+/// # Safety
+/// The list in `wr` has as many SGEs as it says.
+pub(crate) unsafe fn tag_op(wr: &ibv_ops_wr) -> Result<TagOp> {
+    let flags = u32::try_from(wr.flags).map_err(|_| libc::EINVAL)?;
+    if flags & !(IBV_OPS_SIGNALED | IBV_OPS_TM_SYNC) != 0 {
+        return Err(libc::EINVAL);
+    }
+    let change = match wr.opcode {
+        IBV_WR_TAG_ADD => {
+            let add = &wr.tm.add;
+            // SAFETY: upheld by the caller.
+            let sges = unsafe { sge_list(add.sg_list, add.num_sge) }.ok_or(libc::EINVAL)?;
+            let data = match sges {
+                [] => Sge::default(),
+                [one] => sge(one),
+                _ => return Err(libc::EINVAL),
+            };
+            let (wr_id, tag, mask) = (add.recv_wr_id, add.tag, add.mask);
+            TagChange::Add(Expected { wr_id, tag, mask, sge: data })
+        }
+        IBV_WR_TAG_DEL => TagChange::Delete(wr.tm.handle),
+        IBV_WR_TAG_SYNC => TagChange::Sync,
+        _ => return Err(libc::EINVAL),
+    };
+    let (sync, signaled) = (flags & IBV_OPS_TM_SYNC != 0, flags & IBV_OPS_SIGNALED != 0);
+    Ok(TagOp { wr_id: wr.wr_id, change, heard: wr.tm.unexpected_cnt, sync, signaled })
 }
 
 /// The SGE as the core knows it.

@@ -52,7 +52,7 @@ pub(crate) struct CqCreate {
 }
 
 /// What an extended CQ can be asked to read.
-const WC_FLAGS_SUPPORTED: u64 = IBV_WC_STANDARD_FLAGS as u64 | WC_TIMES;
+const WC_FLAGS_SUPPORTED: u64 = IBV_WC_STANDARD_FLAGS as u64 | WC_TIMES | IBV_WC_EX_WITH_TM_INFO as u64;
 /// What needs the time of each completion.
 const WC_TIMES: u64 =
     (IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK) as u64;
@@ -70,8 +70,11 @@ impl Cq {
         let errors = Source::new(Arc::clone(&context.events));
         let notifier = Notifier { completions: completions.clone(), errors: Arc::clone(&errors) };
         let notify = Some(Box::new(notifier) as Box<dyn engine::CqNotify>);
-        let engine = if create.wc_flags.is_some_and(|flags| flags & WC_TIMES != 0) {
-            context.device.create_stamped_cq(create.cqe, notify)?
+        let engine = if create
+            .wc_flags
+            .is_some_and(|flags| flags & (WC_TIMES | u64::from(IBV_WC_EX_WITH_TM_INFO)) != 0)
+        {
+            context.device.create_extended_cq(create.cqe, notify)?
         } else {
             context.device.create_cq(create.cqe, notify)?
         };

@@ -96,6 +96,13 @@ pub(crate) fn query(context: &Context) -> ibv_device_attr_ex {
         rx_hash_function: IBV_RX_HASH_FUNC_TOEPLITZ as u8,
     };
     attr.max_wq_type_rq = MAX_SRQ;
+    attr.tm_caps = ibv_tm_caps {
+        max_rndv_hdr_size: MAX_RENDEZVOUS_HEADER,
+        max_num_tags: MAX_TAGS,
+        flags: IBV_TM_CAP_RC,
+        max_ops: MAX_TAG_OPS,
+        max_sge: 1,
+    };
     attr.max_dm_size = MAX_DM_SIZE;
     attr.completion_timestamp_mask = u64::MAX;
     attr.hca_core_clock = CLOCK_KHZ;

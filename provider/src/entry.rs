@@ -84,6 +84,7 @@ pub(crate) static OPS: verbs_context_ops = verbs_context_ops::EMPTY
     .poll_cq(poll_cq)
     .post_recv(post_recv)
     .post_send(post_send)
+    .post_srq_ops(post_srq_ops)
     .post_srq_recv(post_srq_recv)
     .query_device_ex(query_device_ex)
     .query_port(query_port)

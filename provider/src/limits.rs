@@ -20,6 +20,11 @@ pub(crate) const MAX_MW: u32 = 1 << 20;
 pub(crate) const MAX_DM_SIZE: u64 = 16 << 20;
 /// Raw packet QPs share the numbers of all QPs; their tables of work queues have so many entries.
 pub(crate) const MAX_RWQ_TABLE: u32 = 256;
+/// Expected messages of a tag matching SRQ, and changes of them under way.
+pub(crate) const MAX_TAGS: u32 = 1 << 12;
+pub(crate) const MAX_TAG_OPS: u32 = 1 << 12;
+/// Bytes of a rendezvous request that are looked at: the header and where the data is.
+pub(crate) const MAX_RENDEZVOUS_HEADER: u32 = 32;
 /// PDs.
 pub(crate) const MAX_PD: u32 = 1 << 20;
 /// Reads and atomics outstanding per QP, in either direction.

@@ -9,7 +9,7 @@ use rdma_core_sys::private::verbs_cq;
 use rdma_core_sys::*;
 
 use crate::cq::Cq;
-use crate::ffi::object;
+use crate::ffi::{object, put};
 
 /// Moves completions into `wc`; gives their number.
 pub(crate) fn poll(cq: &Cq, wc: &mut [MaybeUninit<ibv_wc>]) -> usize {
@@ -117,6 +117,11 @@ unsafe extern "C" fn read_src_qp(cq: *mut ibv_cq_ex) -> u32 {
 unsafe extern "C" fn read_wc_flags(cq: *mut ibv_cq_ex) -> u32 {
     read(cq, |c| u32::from(c.wc_flags))
 }
+unsafe extern "C" fn read_tm_info(cq: *mut ibv_cq_ex, info: *mut ibv_wc_tm_info) {
+    let tags = read(cq, |c| c.tags);
+    // SAFETY: the application passes a structure to fill, or NULL by mistake.
+    let _ = unsafe { put(info, ibv_wc_tm_info { tag: tags.tag, priv_: tags.app_ctx }) };
+}
 /// RoCE has no LIDs.
 unsafe extern "C" fn read_slid(_: *mut ibv_cq_ex) -> u32 {
     0
@@ -169,6 +174,9 @@ pub(crate) fn set_functions(cq: &mut verbs_cq, wc_flags: u64) {
     ex.read_slid = Some(read_slid);
     ex.read_sl = Some(read_sl);
     ex.read_dlid_path_bits = Some(read_dlid_path_bits);
+    if wc_flags & u64::from(IBV_WC_EX_WITH_TM_INFO) != 0 {
+        ex.read_tm_info = Some(read_tm_info);
+    }
     if wc_flags & u64::from(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP) != 0 {
         ex.read_completion_ts = Some(read_completion_ts);
     }

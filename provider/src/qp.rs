@@ -67,6 +67,10 @@ impl Qp {
     pub(crate) fn create(create: QpCreate<'_>) -> Result<Box<Self>> {
         let QpCreate { pd, send_cq, recv_cq, srq, xrcd, rss, attr, context } = create;
         let qp_type = check_features(attr)?;
+        // Tags are matched in the order of reliable streams.
+        if srq.is_some_and(Srq::has_tags) && qp_type != QpType::Rc {
+            return Err(libc::EINVAL);
+        }
         let ops = (attr.comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0).then_some(attr.send_ops_flags);
         wr::check_ops(attr.qp_type, ops.unwrap_or(0))?;
         // XRC requesters have no receives, and responders nothing else of their own either.

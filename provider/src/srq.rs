@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use metaroce_engine as engine;
-use metaroce_proto::types::Event;
+use metaroce_proto::types::{Event, TagOp};
 use parking_lot::Mutex;
 use rdma_core_sys::private::verbs_srq;
 use rdma_core_sys::*;
@@ -26,12 +26,15 @@ pub(crate) struct Srq {
     events: Arc<Source<16>>,
     _pd: Arc<PdShared>,
     xrcd: Option<Arc<Domain>>,
+    tags: bool,
 }
 
-/// The XRC part of an SRQ: its domain, and where its receives complete.
-pub(crate) struct Extended<'a> {
-    pub(crate) xrcd: &'a Xrcd,
-    pub(crate) cq: &'a Cq,
+/// What an SRQ is besides a queue, and where its receives complete.
+pub(crate) enum Extended<'a> {
+    /// It serves the XRC connections of a domain.
+    Xrc(&'a Xrcd, &'a Cq),
+    /// It matches tags against at most so many expected messages.
+    Tags(u32, &'a Cq),
 }
 
 // SAFETY: repr(C), the C part is first and begins with an ibv_srq.
@@ -41,7 +44,11 @@ unsafe impl Object for Srq {
 
 impl Srq {
     /// EINVAL beyond the device's limits. `attr` becomes what was granted. libibverbs fills the rest of the C part.
-    pub(crate) fn create(pd: &Pd, attr: &mut ibv_srq_attr, xrc: Option<&Extended<'_>>) -> Result<Box<Self>> {
+    pub(crate) fn create(
+        pd: &Pd,
+        attr: &mut ibv_srq_attr,
+        extended: Option<&Extended<'_>>,
+    ) -> Result<Box<Self>> {
         if !(1..=MAX_SRQ_WR).contains(&attr.max_wr) || attr.max_sge > MAX_SRQ_SGE {
             return Err(libc::EINVAL);
         }
@@ -50,21 +57,26 @@ impl Srq {
         let events = Source::new(Arc::clone(&pd.context.events));
         let notify: Option<Box<dyn engine::QpNotify>> = Some(Box::new(Notifier(Arc::clone(&events))));
         let device = &pd.context.device;
-        let engine = match xrc {
-            None => device.create_srq(pd.number, attr.max_wr, max_sge, notify)?,
-            Some(x) => {
-                let (sizes, domain) = ((attr.max_wr, max_sge), x.xrcd.domain.number);
-                device.create_xrc_srq(pd.number, sizes, domain, &x.cq.engine, notify)?
+        let sizes = (attr.max_wr, max_sge);
+        let (engine, srq_type, xrcd) = match extended {
+            None => (device.create_srq(pd.number, sizes.0, sizes.1, notify)?, IBV_SRQT_BASIC, None),
+            Some(Extended::Xrc(xrcd, cq)) => {
+                let domain = Arc::clone(&xrcd.domain);
+                let srq = device.create_xrc_srq(pd.number, sizes, domain.number, &cq.engine, notify)?;
+                (srq, IBV_SRQT_XRC, Some(domain))
+            }
+            Some(Extended::Tags(tags, cq)) => {
+                (device.create_tag_srq(pd.number, sizes, *tags, &cq.engine, notify)?, IBV_SRQT_TM, None)
             }
         };
         attr.max_sge = max_sge;
         let c = CPart::new(|srq: &mut verbs_srq| {
             srq.srq.handle = next_handle();
-            srq.srq_type = if xrc.is_some() { IBV_SRQT_XRC } else { IBV_SRQT_BASIC };
+            srq.srq_type = srq_type;
             srq.srq_num = engine.id();
         });
-        let (max_wr, xrcd) = (Mutex::new(attr.max_wr), xrc.map(|x| Arc::clone(&x.xrcd.domain)));
-        let srq = Box::new(Self { c, engine, max_sge, max_wr, events, _pd: pd, xrcd });
+        let (max_wr, tags) = (Mutex::new(attr.max_wr), srq_type == IBV_SRQT_TM);
+        let srq = Box::new(Self { c, engine, max_sge, max_wr, events, _pd: pd, xrcd, tags });
         srq.events.set_element(srq.c.as_ptr());
         Ok(srq)
     }
@@ -79,6 +91,17 @@ impl Srq {
     /// Its number for XRC messages; EINVAL for an SRQ that is in no domain.
     pub(crate) fn number(&self) -> Result<u32> {
         if self.xrcd.is_some() { Ok(self.engine.id()) } else { Err(libc::EINVAL) }
+    }
+
+    /// It matches tags, which only reliable connections do.
+    pub(crate) fn has_tags(&self) -> bool {
+        self.tags
+    }
+
+    /// One change of the expected messages; gives the number of one that is added. EINVAL if the SRQ matches no tags,
+    /// ENOMEM when its list is full.
+    pub(crate) fn tag_op(&self, op: &TagOp) -> Result<u32> {
+        if self.tags { self.engine.post_tag_op(op) } else { Err(libc::EINVAL) }
     }
 
     /// Changes depth and limit; EINVAL for unknown bits, a depth out of range or a limit beyond the depth.

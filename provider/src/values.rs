@@ -23,6 +23,7 @@ fn completion_values_are_those_of_the_header() {
         (WcStatus::RetryExcErr, IBV_WC_RETRY_EXC_ERR),
         (WcStatus::RnrRetryExcErr, IBV_WC_RNR_RETRY_EXC_ERR),
         (WcStatus::GeneralErr, IBV_WC_GENERAL_ERR),
+        (WcStatus::TmErr, IBV_WC_TM_ERR),
     ] {
         assert_eq!(core as u32, header, "{core:?}");
     }
@@ -37,11 +38,19 @@ fn completion_values_are_those_of_the_header() {
         (WcOpcode::AtomicWrite, IBV_WC_ATOMIC_WRITE),
         (WcOpcode::Recv, IBV_WC_RECV),
         (WcOpcode::RecvRdmaWithImm, IBV_WC_RECV_RDMA_WITH_IMM),
+        (WcOpcode::TmAdd, IBV_WC_TM_ADD),
+        (WcOpcode::TmDel, IBV_WC_TM_DEL),
+        (WcOpcode::TmSync, IBV_WC_TM_SYNC),
+        (WcOpcode::TmRecv, IBV_WC_TM_RECV),
+        (WcOpcode::TmNoTag, IBV_WC_TM_NO_TAG),
     ] {
         assert_eq!(core as u32, header, "{core:?}");
     }
     assert_eq!(u32::from(WC_WITH_IMM), IBV_WC_WITH_IMM);
     assert_eq!(u32::from(WC_WITH_INV), IBV_WC_WITH_INV);
+    assert_eq!(u32::from(WC_TM_SYNC_REQ), IBV_WC_TM_SYNC_REQ);
+    assert_eq!(u32::from(WC_TM_MATCH), IBV_WC_TM_MATCH);
+    assert_eq!(u32::from(WC_TM_DATA_VALID), IBV_WC_TM_DATA_VALID);
 }
 
 #[test]
@@ -111,7 +120,6 @@ fn table_of_verbs_leaves_out_what_is_not_built() {
             "detach_mcast",
             "modify_flow_action_esp",
             "modify_qp_rate_limit",
-            "post_srq_ops",
             "query_ece",
             "read_counters",
             "reg_dmabuf_mr",

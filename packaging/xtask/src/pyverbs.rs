@@ -46,7 +46,7 @@ const MODULES: [Module; 19] = [
     module("test_relaxed_ordering", 3, 2, 3),
     module("test_rss_traffic", 1, 0, 1),
     module("test_shared_pd", 1, 0, 1),
-    module("test_tag_matching", 4, 0, 0),
+    module("test_tag_matching", 4, 0, 4),
 ];
 
 /// Names of all checks of this module, for filters.

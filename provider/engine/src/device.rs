@@ -140,8 +140,8 @@ impl Device {
         self.engine.clock.now()
     }
 
-    /// As [`Device::create_cq`], for a CQ that remembers when each completion came.
-    pub fn create_stamped_cq(
+    /// As [`Device::create_cq`], for a CQ that remembers when each completion came, and tags.
+    pub fn create_extended_cq(
         self: &Arc<Self>,
         cqe: u32,
         notify: Option<Box<dyn CqNotify>>,
@@ -190,6 +190,19 @@ impl Device {
         cq: &Arc<Cq>,
     ) -> Result<Arc<Srq>, Errno> {
         Srq::create(self, pd, max_wr, max_sge, Kind::Work(cq.clone()), None)
+    }
+
+    /// Makes an SRQ that matches tags against at most `max_tags` expected messages; its receives complete on `cq`,
+    /// which should be an extended one.
+    pub fn create_tag_srq(
+        self: &Arc<Self>,
+        pd: u32,
+        (max_wr, max_sge): (u32, u32),
+        max_tags: u32,
+        cq: &Arc<Cq>,
+        notify: Option<Box<dyn QpNotify>>,
+    ) -> Result<Arc<Srq>, Errno> {
+        Srq::create(self, pd, max_wr, max_sge, Kind::Tags(max_tags, cq.clone()), notify)
     }
 
     /// Adds a steering rule for a raw packet QP; gives its number.

@@ -4,27 +4,15 @@
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
-use metaroce_proto::{Completion, Qpn, WcOpcode, WcStatus};
+use metaroce_proto::{Completion, Qpn, WcOpcode};
 
 use crate::arm::Armed;
 use crate::doorbell::{Doorbell, Queue};
 use crate::ring;
 
 fn completion(wr_id: u64) -> Completion {
-    Completion {
-        wr_id,
-        status: WcStatus::Success,
-        opcode: WcOpcode::Recv,
-        wc_flags: 0,
-        byte_len: wr_id as u32,
-        imm: 0,
-        qpn: Qpn(wr_id as u32),
-        src_qp: Qpn(0),
-        sq_release: wr_id as u32,
-        srq: None,
-        rq_release: 0,
-        solicited: false,
-    }
+    let number = wr_id as u32;
+    Completion { byte_len: number, sq_release: number, ..Completion::new(wr_id, WcOpcode::Recv, Qpn(number)) }
 }
 
 #[test]

@@ -7,19 +7,22 @@
 //! Slots are relaxed atomics, ordered by the release of `tail` and `head`, so the ring needs no unsafe code.
 //! Operations on both ends at once ([`purge`], [`replace`]) need both the engine's and the consumer lock.
 
-use metaroce_proto::{Completion, Qpn, WcOpcode, WcStatus};
+use metaroce_proto::{Completion, Qpn, TagInfo, WcOpcode, WcStatus};
 
 use crate::sync::{Arc, AtomicU32, AtomicU64, Ordering};
 
 /// Words per entry.
 const WORDS: usize = 4;
 
+/// Words per entry for those who want to know more.
+const EXTRAS: usize = 3;
+
 /// The shared part.
 #[derive(Debug)]
 pub(crate) struct Ring {
     slots: Box<[[AtomicU64; WORDS]]>,
-    /// When each entry was written, if that is wanted.
-    stamps: Option<Box<[AtomicU64]>>,
+    /// What few want to know of each entry: when it was written, the tag and the word beside it.
+    extras: Option<Box<[[AtomicU64; EXTRAS]]>>,
     head: Padded<AtomicU32>,
     tail: Padded<AtomicU32>,
 }
@@ -30,12 +33,13 @@ pub(crate) struct Ring {
 struct Padded<T>(T);
 
 impl Ring {
-    fn new(entries: u32, stamped: bool) -> Self {
+    fn new(entries: u32, extended: bool) -> Self {
         let slots: Box<[_]> = (0..entries.next_power_of_two())
             .map(|_| [AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0)])
             .collect();
-        let stamps = stamped.then(|| (0..slots.len()).map(|_| AtomicU64::new(0)).collect());
-        Ring { slots, stamps, head: Padded(AtomicU32::new(0)), tail: Padded(AtomicU32::new(0)) }
+        let words = || [AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0)];
+        let extras = extended.then(|| (0..slots.len()).map(|_| words()).collect());
+        Ring { slots, extras, head: Padded(AtomicU32::new(0)), tail: Padded(AtomicU32::new(0)) }
     }
     fn capacity(&self) -> u32 {
         self.slots.len() as u32
@@ -43,13 +47,19 @@ impl Ring {
     fn slot(&self, index: u32) -> &[AtomicU64; WORDS] {
         &self.slots[index as usize & (self.slots.len() - 1)]
     }
+    fn extra(&self, index: u32) -> Option<&[AtomicU64; EXTRAS]> {
+        let extras = self.extras.as_ref()?;
+        extras.get(index as usize & (extras.len() - 1))
+    }
     fn stamp(&self, index: u32) -> u64 {
-        let stamps = self.stamps.as_ref();
-        stamps.map_or(0, |s| s[index as usize & (s.len() - 1)].load(Ordering::Relaxed))
+        self.extra(index).map_or(0, |words| words[0].load(Ordering::Relaxed))
     }
     fn write(&self, index: u32, completion: &Completion, stamp: u64) {
-        if let Some(stamps) = &self.stamps {
-            stamps[index as usize & (stamps.len() - 1)].store(stamp, Ordering::Relaxed);
+        if let Some(words) = self.extra(index) {
+            let TagInfo { tag, app_ctx } = completion.tags;
+            for (slot, word) in words.iter().zip([stamp, tag, u64::from(app_ctx)]) {
+                slot.store(word, Ordering::Relaxed);
+            }
         }
         let words = encode(completion);
         for (slot, word) in self.slot(index).iter().zip(words) {
@@ -58,18 +68,23 @@ impl Ring {
     }
     fn read(&self, index: u32) -> Completion {
         let slot = self.slot(index);
-        decode([
+        let mut completion = decode([
             slot[0].load(Ordering::Relaxed),
             slot[1].load(Ordering::Relaxed),
             slot[2].load(Ordering::Relaxed),
             slot[3].load(Ordering::Relaxed),
-        ])
+        ]);
+        if let Some([_, tag, app_ctx]) = self.extra(index) {
+            let app_ctx = app_ctx.load(Ordering::Relaxed) as u32;
+            completion.tags = TagInfo { tag: tag.load(Ordering::Relaxed), app_ctx };
+        }
+        completion
     }
 }
 
-/// Makes a ring of at least `entries` (rounded up to a power of two), which remembers times if `stamped`.
-pub(crate) fn ring(entries: u32, stamped: bool) -> (Producer, Consumer) {
-    let ring = Arc::new(Ring::new(entries.max(1), stamped));
+/// Makes a ring of at least `entries` (rounded up to a power of two), which remembers times and tags if `extended`.
+pub(crate) fn ring(entries: u32, extended: bool) -> (Producer, Consumer) {
+    let ring = Arc::new(Ring::new(entries.max(1), extended));
     (Producer { ring: ring.clone(), tail: 0, head_seen: 0 }, Consumer { ring, head: 0, tail_seen: 0 })
 }
 
@@ -170,7 +185,7 @@ pub(crate) fn replace(producer: &mut Producer, consumer: &mut Consumer, entries:
     if consumer.pending() > entries {
         return None;
     }
-    let (mut new_producer, new_consumer) = ring(entries, producer.ring.stamps.is_some());
+    let (mut new_producer, new_consumer) = ring(entries, producer.ring.extras.is_some());
     while let Some(completion) = consumer.pop() {
         assert!(
             new_producer.push(&completion, consumer.stamp()),
@@ -209,23 +224,21 @@ fn encode(c: &Completion) -> [u64; WORDS] {
 fn decode(w: [u64; WORDS]) -> Completion {
     let (high, from_srq) = ((w[3] >> 32) as u32, w[3] >> 26 & 1 != 0);
     Completion {
-        wr_id: w[0],
         byte_len: w[1] as u32,
         imm: (w[1] >> 32) as u32,
-        qpn: Qpn(w[2] as u32),
         src_qp: Qpn((w[2] >> 32) as u32),
         status: status_from(w[3] as u8),
-        opcode: opcode_from((w[3] >> 8) as u8),
         wc_flags: (w[3] >> 16) as u8,
         solicited: w[3] >> 24 & 1 != 0,
         rq_release: (w[3] >> 25 & 1) as u32,
         sq_release: if from_srq { 0 } else { high },
         srq: from_srq.then_some(high),
+        ..Completion::new(w[0], opcode_from((w[3] >> 8) as u8), Qpn(w[2] as u32))
     }
 }
 
 fn status_from(value: u8) -> WcStatus {
-    const ALL: [WcStatus; 14] = [
+    const ALL: [WcStatus; 15] = [
         WcStatus::Success,
         WcStatus::LocLenErr,
         WcStatus::LocQpOpErr,
@@ -240,12 +253,13 @@ fn status_from(value: u8) -> WcStatus {
         WcStatus::RetryExcErr,
         WcStatus::RnrRetryExcErr,
         WcStatus::GeneralErr,
+        WcStatus::TmErr,
     ];
     ALL.into_iter().find(|s| *s as u8 == value).expect("only encode writes slots")
 }
 
 fn opcode_from(value: u8) -> WcOpcode {
-    const ALL: [WcOpcode; 10] = [
+    const ALL: [WcOpcode; 15] = [
         WcOpcode::Send,
         WcOpcode::RdmaWrite,
         WcOpcode::RdmaRead,
@@ -256,6 +270,11 @@ fn opcode_from(value: u8) -> WcOpcode {
         WcOpcode::AtomicWrite,
         WcOpcode::Recv,
         WcOpcode::RecvRdmaWithImm,
+        WcOpcode::TmAdd,
+        WcOpcode::TmDel,
+        WcOpcode::TmSync,
+        WcOpcode::TmRecv,
+        WcOpcode::TmNoTag,
     ];
     ALL.into_iter().find(|o| *o as u8 == value).expect("only encode writes slots")
 }
@@ -278,12 +297,23 @@ mod tests {
             rq_release: 1,
             srq: None,
             solicited: true,
+            tags: TagInfo::default(),
         }
     }
 
     #[test]
+    fn push__an_extended_ring_keeps_time_and_tag() {
+        let (mut p, mut c) = ring(4, true);
+        let tags = TagInfo { tag: u64::MAX - 1, app_ctx: 7 };
+        assert!(p.push(&Completion { tags, ..completion(1) }, 99));
+        p.publish();
+        assert_eq!(c.pop().map(|c| c.tags), Some(tags));
+        assert_eq!(c.stamp(), 99);
+    }
+
+    #[test]
     fn encode__round_trip() {
-        for status in 0..=21u8 {
+        for status in 0..=22u8 {
             if [3, 14, 15, 16, 17, 18, 19, 20].contains(&status) {
                 continue;
             }

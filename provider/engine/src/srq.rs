@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use metaroce_proto::{Event, RecvBatch, RecvWqe, Sge, SrqId};
+use metaroce_proto::{Event, RecvBatch, RecvWqe, Sge, SrqId, TagOp};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::cq::Cq;
@@ -19,6 +19,8 @@ pub(crate) enum Kind {
     Basic,
     /// The XRC connections of a domain share it; its receives complete on the CQ.
     Xrc(u32, Arc<Cq>),
+    /// It matches tags against at most so many expected messages; its receives complete on the CQ.
+    Tags(u32, Arc<Cq>),
     /// Frames are spread over it and others; its receives complete on the CQ.
     Work(Arc<Cq>),
 }
@@ -27,7 +29,7 @@ impl Kind {
     fn cq(&self) -> Option<&Arc<Cq>> {
         match self {
             Kind::Basic => None,
-            Kind::Xrc(_, cq) | Kind::Work(cq) => Some(cq),
+            Kind::Xrc(_, cq) | Kind::Tags(_, cq) | Kind::Work(cq) => Some(cq),
         }
     }
 }
@@ -83,6 +85,7 @@ impl Srq {
             let id = match &kind {
                 Kind::Basic => endpoint.create_srq(pd, max_wr),
                 Kind::Xrc(domain, cq) => endpoint.create_xrc_srq(pd, max_wr, *domain, cq.shared().id()),
+                Kind::Tags(tags, cq) => endpoint.create_tag_srq(pd, max_wr, *tags, cq.shared().id()),
                 Kind::Work(cq) => endpoint.create_work_queue(pd, max_wr, cq.shared().id()),
             };
             let id = id.map_err(errno_of)?;
@@ -103,6 +106,14 @@ impl Srq {
         })?;
         let cq = kind.cq().cloned();
         Ok(Arc::new(Srq { shared, device: device.clone(), max_sge, cq, destroyed: AtomicBool::new(false) }))
+    }
+
+    /// Changes the expected messages of a tag matching SRQ; gives the number of one that is added, else 0.
+    pub fn post_tag_op(&self, op: &TagOp) -> Result<u32, Errno> {
+        self.device.engine().control(|core, _| {
+            let io = core.io.as_mut().ok_or(libc::EINVAL)?;
+            io.endpoint.post_tag_op(self.id(), op, &mut core.out).map_err(errno_of)
+        })
     }
 
     /// Of a work queue: it takes frames, or not; `flush` also ends what is posted, with WR_FLUSH_ERR.

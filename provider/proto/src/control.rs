@@ -3,6 +3,7 @@
 use crate::connection::responder;
 use crate::endpoint::{Endpoint, parts};
 use crate::parts::{self, Parts};
+use crate::qp::tags::TagList;
 use crate::qp::{Qp, RecvQueue, Srq};
 use crate::types::*;
 use crate::wire;
@@ -52,8 +53,8 @@ impl Endpoint {
     }
     /// Makes a shared receive queue.
     pub fn create_srq(&mut self, pd: u32, max_wr: u32) -> Result<SrqId, Refused> {
-        let (xrcd, cq, ready, queue) = (None, None, true, RecvQueue::default());
-        Ok(self.srqs.insert(Srq { pd, max_wr, limit: 0, users: 0, xrcd, cq, ready, queue }))
+        let (xrcd, cq, ready, tags, queue) = (None, None, true, None, RecvQueue::default());
+        Ok(self.srqs.insert(Srq { pd, max_wr, limit: 0, users: 0, xrcd, cq, ready, tags, queue }))
     }
     /// Makes one that serves the XRC connections of a domain; its receives complete on `cq`.
     pub fn create_xrc_srq(&mut self, pd: u32, max_wr: u32, xrcd: u32, cq: CqId) -> Result<SrqId, Refused> {
@@ -61,6 +62,48 @@ impl Endpoint {
         let srq = self.srqs.get_mut(id).ok_or(Refused::NotFound)?;
         (srq.xrcd, srq.cq) = (Some(xrcd), Some(cq));
         Ok(id)
+    }
+    /// Makes one that matches tags against at most `max_tags` expected messages; its receives complete on `cq`.
+    pub fn create_tag_srq(
+        &mut self,
+        pd: u32,
+        max_wr: u32,
+        max_tags: u32,
+        cq: CqId,
+    ) -> Result<SrqId, Refused> {
+        let id = self.create_srq(pd, max_wr)?;
+        let srq = self.srqs.get_mut(id).ok_or(Refused::NotFound)?;
+        (srq.tags, srq.cq) = (Some(TagList::new(max_tags)), Some(cq));
+        Ok(id)
+    }
+    /// Changes the expected messages of a tag matching SRQ; gives the number of one that is added, else 0.
+    pub fn post_tag_op(&mut self, srq: SrqId, op: &TagOp, sink: &mut impl Sink) -> Result<u32, Refused> {
+        let srq = self.srqs.get_mut(srq).ok_or(Refused::NotFound)?;
+        let (Some(list), Some(cq)) = (&mut srq.tags, srq.cq) else { return Err(Refused::Invalid) };
+        let mut completion = Completion::new(op.wr_id, WcOpcode::TmSync, Qpn(0));
+        let mut number = 0;
+        match op.change {
+            TagChange::Add(expected) => {
+                let (added, in_sync) = list.add(expected, op.heard)?;
+                number = added;
+                completion.opcode = WcOpcode::TmAdd;
+                completion.wc_flags = if in_sync { 0 } else { WC_TM_SYNC_REQ };
+            }
+            TagChange::Delete(number) => {
+                completion.opcode = WcOpcode::TmDel;
+                if !list.remove(number) {
+                    completion.status = WcStatus::TmErr;
+                }
+            }
+            TagChange::Sync => {}
+        }
+        if op.sync && !list.sync(op.heard) {
+            completion.wc_flags = WC_TM_SYNC_REQ;
+        }
+        if op.signaled || completion.status != WcStatus::Success {
+            sink.complete(cq, &completion);
+        }
+        Ok(number)
     }
     /// Changes depth and limit (0 disarms) of an SRQ.
     pub fn modify_srq(&mut self, srq: SrqId, max_wr: Option<u32>, limit: Option<u32>) -> Result<(), Refused> {

@@ -191,18 +191,14 @@ fn deliver<S: Sink>(
         .and_then(|()| scatter(p.mrs, pd, qp.rq.sges(entry), limits::GRH_BYTES, d.payload, mem));
     let entry = qp.rq.pop()?;
     let completion = Completion {
-        wr_id: entry.wr_id,
         status: if placed.is_some() { WcStatus::Success } else { WcStatus::LocProtErr },
-        opcode: WcOpcode::Recv,
         wc_flags: WC_GRH | if d.imm.is_some() { WC_WITH_IMM } else { 0 },
         byte_len: total,
         imm: d.imm.unwrap_or(0),
-        qpn: qp.qpn,
         src_qp: d.src_qpn,
-        sq_release: 0,
         rq_release: 1,
-        srq: None,
         solicited: d.solicited || placed.is_none(),
+        ..Completion::new(entry.wr_id, WcOpcode::Recv, qp.qpn)
     };
     p.sink.complete(qp.init.recv_cq, &completion);
     if placed.is_none() {

@@ -45,6 +45,7 @@ pub struct Endpoint {
     pub(crate) strays_since: (Nanos, u32),
     pub(crate) acked: Vec<TxFrame>,
     pub(crate) unsent: Vec<TxFrame>,
+    pub(crate) woken: Vec<Qpn>,
     pub(crate) stats: EndpointStats,
     pub(crate) path_stats: Vec<PathStats>,
     pub(crate) pace: Pace,
@@ -73,6 +74,7 @@ macro_rules! parts {
             pace: &mut $self.pace,
             inbound: &mut $self.inbound,
             senders: $self.senders,
+            woken: &mut $self.woken,
             faults: 0,
             sink: $sink,
         }
@@ -104,6 +106,7 @@ impl Endpoint {
             strays_since: (0, 0),
             acked: Vec::new(),
             unsent: Vec::new(),
+            woken: Vec::new(),
             stats: EndpointStats::default(),
             path_stats: vec![PathStats::default(); slots],
             pace: Pace::new(&config.planes),
@@ -156,6 +159,9 @@ impl Endpoint {
             self.kill(now, index, sink);
         } else {
             self.put(conn);
+        }
+        while let Some(qpn) = self.woken.pop() {
+            self.wake(now, qpn, sink);
         }
     }
 

@@ -2,7 +2,7 @@
 //! once, and the things a queue pair can go through whatever connection it is on.
 
 use crate::config::{Config, limits};
-use crate::connection::Conn;
+use crate::connection::{Conn, tags};
 use crate::mr::MrTable;
 use crate::pace::Pace;
 use crate::path::TxFrame;
@@ -41,6 +41,8 @@ pub struct Parts<'a, S> {
     pub inbound: &'a mut Inbound,
     /// Peers that sent data lately.
     pub senders: u32,
+    /// QPs to which requests were posted within this call.
+    pub woken: &'a mut Vec<Qpn>,
     /// Memory faults while placing.
     pub faults: u32,
     /// Completions and events.
@@ -181,19 +183,14 @@ pub fn flush(qp: &mut Qp, sink: &mut impl Sink) {
     flush_sends(qp, sink);
     while let Some(entry) = qp.rq.pop() {
         let cq = entry.home.map_or(qp.init.recv_cq, |home| home.1);
+        let matched = entry.tags.matched();
         let completion = Completion {
-            wr_id: entry.wr_id,
             status: WcStatus::WrFlushErr,
-            opcode: WcOpcode::Recv,
-            wc_flags: 0,
-            byte_len: 0,
-            imm: 0,
-            qpn: qp.qpn,
             src_qp: qp.attrs.dest_qpn,
-            sq_release: 0,
-            rq_release: 1,
-            srq: entry.home.map(|home| home.0),
+            rq_release: u32::from(!matched),
+            srq: entry.home.map(|home| home.0).filter(|_| !matched),
             solicited: true,
+            ..Completion::new(entry.wr_id, if matched { WcOpcode::TmRecv } else { WcOpcode::Recv }, qp.qpn)
         };
         sink.complete(cq, &completion);
     }
@@ -212,6 +209,12 @@ pub fn flush_sends(qp: &mut Qp, sink: &mut impl Sink) {
 
 /// The completion of a work request, if it is to have one: errors always, successes when signaled.
 pub fn complete_send(qp: &mut Qp, wqe: &Wqe, status: WcStatus, sink: &mut impl Sink) {
+    if wqe.wr.flags & send_flags::INTERNAL != 0 {
+        if let Some((cq, completion)) = tags::fetched(&wqe.wr, status, qp.qpn) {
+            sink.complete(cq, &completion);
+        }
+        return;
+    }
     qp.tx.release += 1;
     if status == WcStatus::Success && wqe.wr.flags & send_flags::SIGNALED == 0 {
         return;
@@ -227,18 +230,12 @@ pub fn complete_send(qp: &mut Qp, wqe: &Wqe, status: WcStatus, sink: &mut impl S
         Opcode::LocalInv | Opcode::Nop => WcOpcode::LocalInv,
     };
     let completion = Completion {
-        wr_id: wqe.wr.wr_id,
         status,
-        opcode,
-        wc_flags: 0,
         byte_len: wqe.wr.length,
-        imm: 0,
-        qpn: qp.qpn,
         src_qp: qp.attrs.dest_qpn,
         sq_release: std::mem::take(&mut qp.tx.release),
-        rq_release: 0,
-        srq: None,
         solicited: status != WcStatus::Success,
+        ..Completion::new(wqe.wr.wr_id, opcode, qp.qpn)
     };
     sink.complete(qp.init.send_cq, &completion);
 }

@@ -175,18 +175,5 @@ fn outcome(entry: &RecvEntry, qpn: Qpn, frame: &[u8], placed: Option<Option<()>>
 }
 
 fn received(entry: &RecvEntry, qpn: Qpn, byte_len: u32) -> Completion {
-    Completion {
-        wr_id: entry.wr_id,
-        status: WcStatus::Success,
-        opcode: WcOpcode::Recv,
-        wc_flags: 0,
-        byte_len,
-        imm: 0,
-        qpn,
-        src_qp: Qpn(0),
-        sq_release: 0,
-        rq_release: 1,
-        srq: None,
-        solicited: false,
-    }
+    Completion { byte_len, rq_release: 1, ..Completion::new(entry.wr_id, WcOpcode::Recv, qpn) }
 }

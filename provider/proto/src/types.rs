@@ -1,6 +1,7 @@
 //! The nouns of the verbs world as the core uses them. Numeric values equal those of `<infiniband/verbs.h>` 44, so
 //! that the verbs edge only casts.
 
+pub use crate::qp::tags::Expected;
 use std::net::{IpAddr, SocketAddr};
 
 /// Time in nanoseconds since an arbitrary origin; comes in as an argument, never decreases.
@@ -108,6 +109,8 @@ pub mod send_flags {
     pub const SIGNALED: u8 = 2;
     pub const SOLICITED: u8 = 4;
     pub const INLINE: u8 = 8;
+    /// Nobody's work request: the core's own.
+    pub const INTERNAL: u8 = 0x80;
 }
 
 /// One work request of a send queue. Its SGEs or inline bytes lie in the [`SendBatch`] beside it.
@@ -252,6 +255,7 @@ pub enum WcStatus {
     RetryExcErr = 12,
     RnrRetryExcErr = 13,
     GeneralErr = 21,
+    TmErr = 22,
 }
 
 /// Completion opcode; values of `ibv_wc_opcode`.
@@ -269,6 +273,11 @@ pub enum WcOpcode {
     AtomicWrite = 9,
     Recv = 128,
     RecvRdmaWithImm = 129,
+    TmAdd = 130,
+    TmDel = 131,
+    TmSync = 132,
+    TmRecv = 133,
+    TmNoTag = 134,
 }
 
 /// `IBV_WC_GRH`.
@@ -277,6 +286,22 @@ pub const WC_GRH: u8 = 1;
 pub const WC_WITH_IMM: u8 = 2;
 /// `IBV_WC_WITH_INV`.
 pub const WC_WITH_INV: u8 = 8;
+
+/// `IBV_WC_TM_SYNC_REQ`.
+pub const WC_TM_SYNC_REQ: u8 = 16;
+/// `IBV_WC_TM_MATCH`.
+pub const WC_TM_MATCH: u8 = 32;
+/// `IBV_WC_TM_DATA_VALID`.
+pub const WC_TM_DATA_VALID: u8 = 64;
+
+/// What a tagged message says of itself (`ibv_wc_tm_info`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct TagInfo {
+    /// The tag.
+    pub tag: u64,
+    /// The sender's word beside it.
+    pub app_ctx: u32,
+}
 
 /// One completion, handed to [`Sink::complete`]; maps to `ibv_wc`.
 #[derive(Debug, Clone, Copy)]
@@ -305,6 +330,29 @@ pub struct Completion {
     pub srq: Option<SrqId>,
     /// The message was sent with IBV_SEND_SOLICITED, or the completion is an error: counts for solicited-only arming.
     pub solicited: bool,
+    /// Of a tagged message that was matched.
+    pub tags: TagInfo,
+}
+
+impl Completion {
+    /// A success that gives back no slots.
+    pub fn new(wr_id: u64, opcode: WcOpcode, qpn: Qpn) -> Self {
+        Completion {
+            wr_id,
+            status: WcStatus::Success,
+            opcode,
+            wc_flags: 0,
+            byte_len: 0,
+            imm: 0,
+            qpn,
+            src_qp: Qpn(0),
+            sq_release: 0,
+            rq_release: 0,
+            srq: None,
+            solicited: false,
+            tags: TagInfo::default(),
+        }
+    }
 }
 
 /// Asynchronous events; map to `ibv_event_type`.
@@ -433,6 +481,32 @@ pub struct QpModify {
     pub min_rnr_timer: Option<u8>,
     pub max_rd_atomic: Option<u8>,
     pub max_dest_rd_atomic: Option<u8>,
+}
+
+/// A change of the expected messages of a tag matching SRQ.
+#[derive(Debug, Clone, Copy)]
+pub struct TagOp {
+    /// The application's cookie.
+    pub wr_id: u64,
+    /// What to do.
+    pub change: TagChange,
+    /// How many messages that matched nothing the application has heard of.
+    pub heard: u32,
+    /// That number settles what takes part in matching.
+    pub sync: bool,
+    /// It completes.
+    pub signaled: bool,
+}
+
+/// What a [`TagOp`] does.
+#[derive(Debug, Clone, Copy)]
+pub enum TagChange {
+    /// Adds an expected message.
+    Add(Expected),
+    /// Takes one out, by its number.
+    Delete(u32),
+    /// Nothing else.
+    Sync,
 }
 
 /// Why a call on the core was refused; each maps to an errno.

@@ -1,12 +1,17 @@
-//! The `extern "C"` functions of XRC: domains, their SRQs, opening a responder again. As in `entry.rs`: no logic.
+//! The `extern "C"` functions of XRC and of extended SRQs: domains, SRQs that are more than a queue, opening a responder
+//! again. As in `entry.rs`: no logic.
 
 use std::ffi::c_int;
 
+use metaroce_proto::types::TagChange;
 use rdma_core_sys::private::verbs_srq;
 use rdma_core_sys::*;
 
+use super::posted;
+use crate::chain;
 use crate::cq::Cq;
 use crate::ffi::{Result, attributes, context, object, publish, put, reclaim, verb, verb_ptr};
+use crate::limits::{MAX_TAG_OPS, MAX_TAGS};
 use crate::pd::Pd;
 use crate::qp::Qp;
 use crate::srq::{Extended, Srq};
@@ -51,7 +56,8 @@ unsafe fn new_srq(ctx: *mut ibv_context, init: &mut ibv_srq_init_attr_ex) -> Res
     const XRC: u32 = IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ;
     let has = |bits: u32| init.comp_mask & bits == bits;
     let kind = if has(IBV_SRQ_INIT_ATTR_TYPE) { init.srq_type } else { IBV_SRQT_BASIC };
-    if init.comp_mask & !(XRC | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_TYPE) != 0 {
+    const KNOWN: u32 = XRC | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_TM;
+    if init.comp_mask & !KNOWN != 0 {
         return Err(libc::EOPNOTSUPP);
     }
     if !has(IBV_SRQ_INIT_ATTR_PD) {
@@ -62,16 +68,25 @@ unsafe fn new_srq(ctx: *mut ibv_context, init: &mut ibv_srq_init_attr_ex) -> Res
         let extended = match kind {
             IBV_SRQT_BASIC => None,
             IBV_SRQT_XRC if has(XRC) => {
-                Some(Extended { xrcd: object::<Xrcd>(init.xrcd)?, cq: object::<Cq>(init.cq)? })
+                Some(Extended::Xrc(object::<Xrcd>(init.xrcd)?, object::<Cq>(init.cq)?))
             }
-            IBV_SRQT_XRC => return Err(libc::EINVAL),
+            IBV_SRQT_TM if has(IBV_SRQ_INIT_ATTR_CQ | IBV_SRQ_INIT_ATTR_TM) => {
+                let cap = init.tm_cap;
+                if cap.max_num_tags > MAX_TAGS || cap.max_ops > MAX_TAG_OPS {
+                    return Err(libc::EINVAL);
+                }
+                Some(Extended::Tags(cap.max_num_tags, object::<Cq>(init.cq)?))
+            }
+            IBV_SRQT_XRC | IBV_SRQT_TM => return Err(libc::EINVAL),
             _ => return Err(libc::EOPNOTSUPP),
         };
         let srq = Srq::create(object::<Pd>(init.pd)?, &mut init.attr, extended.as_ref())?;
         Ok(publish(srq.complete(|c: &mut verbs_srq| {
             (c.srq.context, c.srq.srq_context, c.srq.pd) = (ctx, init.srq_context, init.pd);
-            if extended.is_some() {
-                (c.xrcd, c.cq) = (init.xrcd.cast(), init.cq);
+            match extended {
+                Some(Extended::Xrc(..)) => (c.xrcd, c.cq) = (init.xrcd.cast(), init.cq),
+                Some(Extended::Tags(..)) => c.cq = init.cq,
+                None => {}
             }
         })))
     }
@@ -80,6 +95,31 @@ unsafe fn new_srq(ctx: *mut ibv_context, init: &mut ibv_srq_init_attr_ex) -> Res
 pub(super) unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, number: *mut u32) -> c_int {
     // SAFETY: module comment of `entry.rs`.
     verb("ibv_get_srq_num", || unsafe { put(number, object::<Srq>(srq)?.number()?) })
+}
+
+pub(super) unsafe extern "C" fn post_srq_ops(
+    srq: *mut ibv_srq,
+    mut op: *mut ibv_ops_wr,
+    bad: *mut *mut ibv_ops_wr,
+) -> c_int {
+    // SAFETY: module comment of `entry.rs`; the chain and its lists are valid.
+    unsafe {
+        let Ok(srq) = object::<Srq>(srq) else { return libc::EINVAL };
+        let mut outcome = Ok(());
+        while let (Ok(()), Some(wr)) = (outcome, op.as_mut()) {
+            outcome = chain::tag_op(wr).and_then(|change| {
+                let number = srq.tag_op(&change)?;
+                if let TagChange::Add(_) = change.change {
+                    wr.tm.handle = number;
+                }
+                Ok(())
+            });
+            if outcome.is_ok() {
+                op = wr.next;
+            }
+        }
+        posted(outcome, bad, op)
+    }
 }
 
 pub(super) unsafe extern "C" fn open_qp(ctx: *mut ibv_context, attr: *mut ibv_qp_open_attr) -> *mut ibv_qp {

@@ -4,11 +4,13 @@
 //! answers, `completer` digests acknowledgements.
 
 pub mod completer;
+pub mod deliver;
 pub mod handshake;
 pub mod packet;
 pub mod requester;
 pub mod responder;
 pub mod response;
+pub mod tags;
 pub mod unreliable;
 mod xrc;
 

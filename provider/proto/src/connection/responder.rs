@@ -1,7 +1,8 @@
 //! Taking requests in: one visible list of checks in fixed order ([`on_request`]), placement, and what completes.
 
+use super::deliver::{deliver, fail};
 use super::packet::{scatter, slices};
-use super::{Conn, PendingRefusal, REQUESTS, response};
+use super::{Conn, PendingRefusal, REQUESTS, response, tags};
 use crate::config::limits;
 use crate::memory::Memory;
 use crate::parts::Parts;
@@ -267,22 +268,23 @@ pub fn operation_allowed(qp: &Qp, f: &Request<'_>) -> Result<(), Denied> {
 }
 
 fn receive_ready<S: Sink>(p: &mut Parts<'_, S>, index: u16, pd: u32, f: &Request<'_>) -> Result<(), Denied> {
-    if f.srq.is_some() {
-        super::xrc::bind(p, index, f)?;
-    } else {
-        bind_receives(p, index, f)?;
+    let srq = p.qps.at(index).and_then(|qp| qp.init.srq);
+    match srq.filter(|id| p.srqs.get(*id).is_some_and(|srq| srq.tags.is_some())) {
+        Some(id) => tags::bind(p, index, id, f)?,
+        None if f.srq.is_some() => super::xrc::bind(p, index, f)?,
+        None => bind_receives(p, index, f)?,
     }
     if !f.opcode.is_send() {
         return Ok(());
     }
     let Some(qp) = p.qps.at(index) else { return Ok(()) };
     let Some(entry) = qp.rq.get(f.recv_index) else { return Ok(()) };
-    if u64::from(f.total) > entry.capacity {
+    if u64::from(f.total.saturating_sub(entry.tags.skip())) > entry.capacity {
         return Err(Denied::Fatal(RefuseCode::InvalidRequest, Some(WcStatus::LocLenErr)));
     }
     let pd = qp.init.srq.and_then(|s| p.srqs.get_mut(s)).map_or(pd, |s| s.pd);
-    let end = f.offset + f.payload.len() as u32;
-    let writable = slices(qp.rq.sges(entry), f.offset, end - f.offset, |s| {
+    let (offset, payload) = entry.part(f.offset, f.payload);
+    let writable = slices(qp.rq.sges(entry), offset, payload.len() as u32, |s| {
         p.mrs.check(s.lkey, pd, s.addr, u64::from(s.len), access::LOCAL_WRITE).map(|_| ())
     });
     writable.ok_or(Denied::Fatal(RefuseCode::Operation, Some(WcStatus::LocProtErr)))
@@ -454,7 +456,8 @@ fn place<S: Sink>(
         _ if f.opcode.is_send() => {
             let pd = qp.init.srq.and_then(|s| p.srqs.get_mut(s)).map_or(pd, |s| s.pd);
             let Some(entry) = qp.rq.get(f.recv_index) else { return };
-            let placed = scatter(p.mrs, pd, qp.rq.sges(entry), f.offset, f.payload, mem);
+            let (offset, payload) = entry.part(f.offset, f.payload);
+            let placed = scatter(p.mrs, pd, qp.rq.sges(entry), offset, payload, mem);
             p.faults += u32::from(placed.is_none());
             qp.rq.touch(f.recv_index);
         }
@@ -542,72 +545,4 @@ fn release<S: Sink>(p: &mut Parts<'_, S>, index: u16, msg: &RxMsg, mem: &mut imp
         let result = mem.place_last(va, &msg.hold[limits::HOLD_BYTES - held..]);
         p.faults += u32::from(result.is_err());
     }
-}
-
-/// The completion of a receive.
-pub fn deliver<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: u16, msg: &RxMsg) {
-    let Some(qp) = p.qps.at(index) else { return };
-    let Some(entry) = qp.rq.pop() else { return };
-    let wc_flags = match msg.opcode {
-        Opcode::Send => 0,
-        Opcode::SendInv => WC_WITH_INV,
-        _ => WC_WITH_IMM,
-    };
-    let completion = Completion {
-        wr_id: entry.wr_id,
-        status: WcStatus::Success,
-        opcode: if msg.opcode == Opcode::WriteImm { WcOpcode::RecvRdmaWithImm } else { WcOpcode::Recv },
-        wc_flags,
-        byte_len: msg.total,
-        imm: msg.imm,
-        qpn: qp.qpn,
-        src_qp: qp.attrs.dest_qpn,
-        sq_release: 0,
-        rq_release: 1,
-        srq: entry.home.map(|home| home.0),
-        solicited: msg.solicited,
-    };
-    p.sink.complete(entry.home.map_or(qp.init.recv_cq, |home| home.1), &completion);
-    // Tell the sender of new receives before it runs into the old limit.
-    let ahead = qp.rx.told_limit.wrapping_sub(qp.rq.base());
-    // A stream on an SRQ needs none until it was refused once: before, it is not limited at all.
-    let own = qp.init.srq.is_none() && !qp.is_xrc();
-    let told = qp.init.qp_type.is_reliable() && (own || qp.rx.starved);
-    let limit = qp.recv_limit(p.srqs);
-    let half = limit.wrapping_sub(qp.rq.base()) / 2;
-    if told && (ahead as i32) <= half as i32 && limit != qp.rx.told_limit {
-        conn.enqueue_credit(qp);
-    }
-}
-
-/// The stream's error has its turn: the receive it had bound completes with the error, the QP goes to ERR.
-pub fn fail<S: Sink>(p: &mut Parts<'_, S>, index: u16, fatal: Fatal) {
-    let Some(qp) = p.qps.at(index) else { return };
-    let qpn = qp.qpn;
-    if let Some(status) = fatal.recv_status
-        && let Some(entry) = qp.rq.pop()
-    {
-        let completion = Completion {
-            wr_id: entry.wr_id,
-            status,
-            opcode: WcOpcode::Recv,
-            wc_flags: 0,
-            byte_len: 0,
-            imm: 0,
-            qpn,
-            src_qp: qp.attrs.dest_qpn,
-            sq_release: 0,
-            rq_release: 1,
-            srq: entry.home.map(|home| home.0),
-            solicited: true,
-        };
-        p.sink.complete(entry.home.map_or(qp.init.recv_cq, |home| home.1), &completion);
-    }
-    if fatal.recv_status.is_none() {
-        p.sink.event(match fatal.code {
-            RefuseCode::Access => Event::QpAccessErr(qpn),
-            _ => Event::QpReqErr(qpn),
-        });
-    }
-    p.enter_error(index);
 }

@@ -75,7 +75,7 @@ pub fn read_denied<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: u16, j
     qp.rx.cursor_job = qp.rx.cursor_job.max(job + 1);
     qp.rx.retire_jobs();
     super::responder::refuse_fatal(p, conn, index, fatal, attempt);
-    super::responder::fail(p, index, fatal);
+    super::deliver::fail(p, index, fatal);
 }
 
 /// Takes a response packet in; false: it counts as not received.

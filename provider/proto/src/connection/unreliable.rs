@@ -2,8 +2,9 @@
 //! is dropped whole, and so is one that meets no receive or breaks a rule. Nobody is told.
 
 use super::Conn;
+use super::deliver::{deliver, fail};
 use super::packet::scatter;
-use super::responder::{Denied, deliver, key_good, operation_allowed};
+use super::responder::{Denied, key_good, operation_allowed};
 use crate::memory::Memory;
 use crate::parts::Parts;
 use crate::qp::{Fatal, RxMsg};
@@ -38,7 +39,7 @@ pub fn accept<S: Sink>(
         Ok(()) => {}
         Err(Denied::Fatal(code, Some(WcStatus::LocProtErr))) => {
             let fatal = Fatal { msn, code, recv_status: Some(WcStatus::LocProtErr) };
-            return super::responder::fail(p, index, fatal);
+            return fail(p, index, fatal);
         }
         Err(_) => {
             p.stats.uc_dropped += 1;

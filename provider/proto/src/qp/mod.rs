@@ -3,6 +3,7 @@
 pub mod recv_queue;
 pub mod rx_stream;
 pub mod send_queue;
+pub mod tags;
 
 pub use recv_queue::{RecvQueue, Srq};
 pub use rx_stream::{Fatal, RespJob, RespWork, RxMsg, RxStream};

@@ -1,5 +1,6 @@
 //! Receives: the queue of a QP, filled by posting or by binding from an SRQ, and the SRQ itself.
 
+use super::tags::{TagList, TagUse};
 use crate::tables::SrqTable;
 use crate::types::*;
 use std::collections::VecDeque;
@@ -17,7 +18,17 @@ pub struct RecvEntry {
     pub touched: bool,
     /// The SRQ it came from and the queue it completes on, if those are not the QP's own (XRC).
     pub home: Option<(SrqId, CqId)>,
+    /// What it is for on a tag matching SRQ.
+    pub tags: TagUse,
     sge0: u64,
+}
+
+impl RecvEntry {
+    /// Where in the receive a part of a message goes, and what of it.
+    pub fn part<'a>(&self, offset: u32, payload: &'a [u8]) -> (u32, &'a [u8]) {
+        let header = self.tags.skip().saturating_sub(offset) as usize;
+        (offset.saturating_sub(self.tags.skip()), &payload[header.min(payload.len())..])
+    }
 }
 
 /// Receives in order; the front one has index `base`.
@@ -65,7 +76,15 @@ impl RecvQueue {
         let num_sge = self.base_sge.wrapping_add(self.sges.len() as u64).wrapping_sub(sge0) as u8;
         let tail = self.sges.len() - usize::from(num_sge);
         let capacity = self.sges.range(tail..).map(|s| u64::from(s.len)).sum();
-        self.entries.push_back(RecvEntry { wr_id, num_sge, capacity, touched: false, home: None, sge0 });
+        self.entries.push_back(RecvEntry {
+            wr_id,
+            num_sge,
+            capacity,
+            touched: false,
+            home: None,
+            tags: TagUse::None,
+            sge0,
+        });
     }
     /// Takes the oldest off.
     pub fn pop(&mut self) -> Option<RecvEntry> {
@@ -84,6 +103,12 @@ impl RecvQueue {
         from.pop();
         true
     }
+    /// Says of the last receive where it came from and what it is for.
+    pub fn label_last(&mut self, home: Option<(SrqId, CqId)>, tags: TagUse) {
+        if let Some(entry) = self.entries.back_mut() {
+            (entry.home, entry.tags) = (home, tags);
+        }
+    }
     /// Notes that bytes are placed into the receive with this index.
     pub fn touch(&mut self, index: u32) {
         if let Some(entry) = self.entries.get_mut(index.wrapping_sub(self.base) as usize) {
@@ -95,7 +120,8 @@ impl RecvQueue {
     pub fn give_back(&mut self, srqs: &mut SrqTable, own: Option<SrqId>, all: bool) {
         let mut kept = RecvQueue::default();
         while let Some(entry) = self.entries.back().copied() {
-            let home = entry.home.map(|home| home.0).or(own);
+            // What is expected by tag is not the SRQ's.
+            let home = entry.home.map(|home| home.0).or(own).filter(|_| !entry.tags.matched());
             match home.and_then(|id| srqs.get_mut(id)).filter(|_| all || !entry.touched) {
                 Some(srq) => self.move_last(&mut srq.queue, None),
                 None => self.move_last(&mut kept, entry.home),
@@ -110,7 +136,8 @@ impl RecvQueue {
         // It was taken from there, so the numbers before its base were used before.
         to.base = to.base.wrapping_sub(1);
         to.base_sge = to.base_sge.wrapping_sub(u64::from(entry.num_sge));
-        (entry.sge0, entry.touched, entry.home) = (to.base_sge, false, home);
+        let tags = if home.is_some() { entry.tags } else { TagUse::None };
+        (entry.sge0, entry.touched, entry.home, entry.tags) = (to.base_sge, false, home, tags);
         to.entries.push_front(entry);
         self.sges.drain(from..).rev().for_each(|sge| to.sges.push_front(sge));
     }
@@ -133,6 +160,8 @@ pub struct Srq {
     pub cq: Option<CqId>,
     /// It takes frames (work queues).
     pub ready: bool,
+    /// Expected messages (tag matching).
+    pub tags: Option<TagList>,
     /// Receives not bound to a QP.
     pub queue: RecvQueue,
 }

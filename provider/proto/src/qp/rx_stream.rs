@@ -1,5 +1,6 @@
 //! Responder side of a stream: messages in progress, responses owed.
 
+use super::tags::Match;
 use crate::config::limits;
 use crate::seq::later16;
 use crate::types::*;
@@ -180,6 +181,8 @@ pub struct RxStream {
     pub starved: bool,
     /// A CREDIT frame is due.
     pub credit_due: bool,
+    /// Messages that were matched by tag and have not completed, in order.
+    pub matches: VecDeque<Match>,
     /// The SRQ that had no receive for the stream last (XRC).
     pub short_of: Option<SrqId>,
 }
