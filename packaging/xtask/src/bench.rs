@@ -25,10 +25,12 @@ struct Measure {
 }
 
 /// In the order of a round: each of ours directly after its yardstick.
-const MEASURES: [Measure; 6] = [
+const MEASURES: [Measure; 8] = [
     Measure { name: "iperf3 TCP", unit: "Gb/s", run: iperf3 },
     Measure { name: "UDP GSO blast", unit: "Gb/s", run: blast },
     Measure { name: "ib_write_bw 64 KiB", unit: "Gb/s", run: |w| bandwidth(w, "ib_write_bw") },
+    Measure { name: "2 processes, long run", unit: "Gb/s", run: |w| pairs_together(w, 1) },
+    Measure { name: "4 processes, long run", unit: "Gb/s", run: |w| pairs_together(w, 2) },
     Measure { name: "UDP ping-pong, one way", unit: "us", run: udp_pingpong },
     Measure { name: "ib_send_lat 2 B", unit: "us", run: |w| latency(w, "ib_send_lat") },
     Measure { name: "ib_write_lat 2 B", unit: "us", run: |w| latency(w, "ib_write_lat") },
@@ -49,9 +51,11 @@ enum Bound {
     None,
 }
 
-const GOALS: [Goal; 4] = [
+const GOALS: [Goal; 5] = [
     Goal { of: "ib_write_bw 64 KiB", to: "UDP GSO blast", bound: Bound::AtLeast(0.3) },
     Goal { of: "ib_write_bw 64 KiB", to: "iperf3 TCP", bound: Bound::None },
+    // More processes than processors share them without getting into each other's way.
+    Goal { of: "4 processes, long run", to: "2 processes, long run", bound: Bound::AtLeast(0.7) },
     Goal { of: "ib_send_lat 2 B", to: "UDP ping-pong, one way", bound: Bound::AtMost(3.0) },
     Goal { of: "ib_write_lat 2 B", to: "UDP ping-pong, one way", bound: Bound::AtMost(8.0) },
 ];
@@ -191,6 +195,20 @@ fn yardstick(workspace: &Workspace, arguments: &[&str], field: &str) -> Result<f
 /// Average of a bandwidth test, Gb/s.
 fn bandwidth(workspace: &Workspace, program: &'static str) -> Result<f64, Trouble> {
     perftest(workspace, program, &["-s", "65536", "-n", "30000", "--report_gbits"], 3)
+}
+
+/// What some pairs of processes reach together that write the same amount at the same time, Gb/s: all of it by the time
+/// of the slowest.
+fn pairs_together(workspace: &Workspace, pairs: usize) -> Result<f64, Trouble> {
+    let arguments = ["-s", "65536", "-n", "100000", "--report_gbits"];
+    let rates: Vec<Result<f64, Trouble>> = std::thread::scope(|scope| {
+        let one = || scope.spawn(|| perftest(workspace, "ib_write_bw", &arguments, 3));
+        let running: Vec<_> = (0..pairs).map(|_| one()).collect();
+        let broken = || Err(Trouble::fail("a measuring thread panicked"));
+        running.into_iter().map(|thread| thread.join().unwrap_or_else(|_| broken())).collect()
+    });
+    let slowest = rates.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().fold(f64::MAX, f64::min);
+    Ok(slowest * pairs as f64)
 }
 
 /// Typical half round trip of a latency test, microseconds.
