@@ -83,6 +83,49 @@ fn cargo_test(workspace: &Workspace, report: &mut Report) {
     report.record("cargo test", started.elapsed(), outcome);
 }
 
+/// A test that a soak runs for longer: its name, package and filter, and what makes it long.
+type LongTest =
+    (&'static str, &'static str, &'static [&'static str], &'static [(&'static str, &'static str)]);
+
+/// What `cargo test` runs shortly: a million rounds of arming and waiting, a minute of each storm, a thousand rounds of
+/// each identity case.
+const LONG_TESTS: [LongTest; 3] = [
+    (
+        "long: 1,000,000 arm, poll and event rounds, level- and edge-triggered",
+        "metaroce-provider",
+        &["no_event_is_lost"],
+        &[("METAROCE_TEST_ROUNDS", "1000000")],
+    ),
+    (
+        "long: objects and memory that go beside traffic, cancelled threads",
+        "metaroce-provider",
+        &["storms", "many_threads"],
+        &[("METAROCE_TEST_STORM_MS", "60000")],
+    ),
+    (
+        "long: 1,000 rounds of each identity case",
+        "metaroce-proto",
+        &["--test", "identity"],
+        &[("METAROCE_ROUNDS", "1000")],
+    ),
+];
+
+/// Runs the long ones.
+pub fn long_tests(workspace: &Workspace, seed: u64, report: &mut Report) {
+    for (name, package, filter, variables) in LONG_TESTS {
+        report.check(name, || {
+            let mut command = cargo();
+            command.args(["test", "--quiet", "--release", "--package", package]);
+            // Filters of tests are for the test programs, options for cargo.
+            if !filter.iter().any(|word| word.starts_with("--")) {
+                command.args(["--lib", "--"]);
+            }
+            command.args(filter).envs(variables.iter().copied()).env("METAROCE_PLANES", "lo");
+            step(workspace, command.env("METAROCE_SEED", seed.to_string()))
+        });
+    }
+}
+
 /// Builds everything that programs use, as a user would.
 pub fn release_build(workspace: &Workspace) -> Result<(), String> {
     progress("cargo build --release --workspace");

@@ -153,6 +153,24 @@ pub fn fork_and_wait() -> std::io::Result<()> {
     }
 }
 
+/// Forks a child that does nothing for three seconds and ends. It leaves the control connection (stdin) to us.
+pub fn fork_sleeper() -> std::io::Result<()> {
+    // SAFETY: the child calls only close, alarm and pause, which are safe after fork in a process with threads.
+    unsafe {
+        match libc::fork() {
+            -1 => Err(std::io::Error::last_os_error()),
+            0 => {
+                libc::close(0);
+                libc::alarm(3);
+                loop {
+                    libc::pause();
+                }
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
 /// Another process of ours that stands still until this is dropped.
 #[derive(Debug)]
 pub struct Stopped(libc::pid_t);

@@ -1,6 +1,7 @@
 //! Unmodified Debian programs under the shim: the device must look and work right to them.
 
 mod checker;
+mod children;
 mod confined;
 mod namespaces;
 pub mod pair;
@@ -33,6 +34,7 @@ pub fn names() -> impl Iterator<Item = String> {
         REPEATED,
         spray::EVEN,
         spray::LOSS,
+        children::CHILDREN,
         confined::ORDINARY_USER,
         confined::SMALL_BUFFERS,
     ];
@@ -74,6 +76,7 @@ pub fn sample(workspace: &Workspace, options: Options, report: &mut Report) {
     report.check(REPEATED, || repeated(workspace, repeats, &mut random));
     report.check(spray::EVEN, || spray::even(workspace));
     report.check(spray::LOSS, || spray::loss(workspace, options.seed));
+    report.check(children::CHILDREN, || children::run(workspace, options.seed));
     report.check(confined::ORDINARY_USER, || confined::ordinary_user(workspace));
     report.check(confined::SMALL_BUFFERS, || confined::small_buffers(workspace, options.seed));
     let all = report.is_filtered();
@@ -114,6 +117,8 @@ pub fn soak(workspace: &Workspace, seed: u64, minutes: Option<u64>) -> Result<bo
             report.check(&check.name(), || check.run(workspace, seed));
         }
         checker::run(workspace, seed, &mut report);
+        report.check(children::CHILDREN, || children::run(workspace, seed));
+        ladder::long_tests(workspace, seed, &mut report);
         if minutes.is_none() {
             return Ok(report.finish());
         }

@@ -25,6 +25,7 @@ pub fn cases() -> Vec<Case> {
         Case::new("killed-idle", 60, killed_idle).kills_peer(),
         Case::new("killed-in-traffic", 60, |session| killed_in_traffic(session, Opcode::Write)).kills_peer(),
         Case::new("killed-in-reads", 60, |session| killed_in_traffic(session, Opcode::Read)).kills_peer(),
+        Case::new("killed-after-fork", 60, killed_after_fork).kills_peer(),
         Case::new("killed-many-qps", 60, killed_many).kills_peer(),
         Case::new("stopped-and-continued", 60, stopped_and_continued),
         Case::new("absent-beside-good", 60, absent_beside_good),
@@ -58,6 +59,33 @@ fn killed_idle(session: &mut Session) -> Outcome {
     }
     let _: String = session.hear()?;
     crate::process::kill_self()
+}
+
+/// The peer forks a child that lives on without exec, and is killed: the child keeps neither the connection alive nor
+/// the device's port taken.
+fn killed_after_fork(session: &mut Session) -> Outcome {
+    let (attr, setup) = setup();
+    let mut end = End::new(session, &setup)?;
+    let memory = memory(&end)?;
+    let remote: (u64, u32) = session.swap(&(memory.address(), memory.rkey()))?;
+    end.connect(session)?;
+    if !session.is_a() {
+        let _: String = session.hear()?;
+        crate::process::fork_sleeper()?;
+        crate::process::kill_self()
+    }
+    let write = SendWr::new(9, Opcode::Write).sges([memory.sge(0, 64)]).remote(remote.0, remote.1);
+    end.qps[0].post_send(&[write])?;
+    collect_good(&end.send_cq, 1, session.stall())?;
+    session.tell(&"fork and die")?;
+    session.wait_peer_gone()?;
+    if session.options.metaroce.is_some() && std::env::var_os("METAROCE_BASE_PORT").is_none() {
+        // The slot stands in the upper bits of the QP number; its port is what a process owns of the device.
+        let port = 24_576 + (end.remotes[0].qpn >> 14) as u16;
+        let free = std::net::UdpSocket::bind((std::net::Ipv6Addr::UNSPECIFIED, port));
+        session.check("its port is free", free.is_ok(), format!("{port}: {:?}", free.err()));
+    }
+    give_up(session, &end, &memory, remote, &attr)
 }
 
 /// The peer dies while the send queue is full of requests.
