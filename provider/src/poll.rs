@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 
-use metaroce_proto::types::Completion;
+use metaroce_proto::types::{Completion, WC_GRH, WC_IPV4};
 use parking_lot::lock_api::RawMutex as _;
 use rdma_core_sys::private::verbs_cq;
 use rdma_core_sys::*;
@@ -30,11 +30,26 @@ fn work_completion(c: &Completion) -> ibv_wc {
         __bindgen_anon_1: ibv_wc__bindgen_ty_1 { imm_data: c.imm },
         qp_num: c.qpn.0,
         src_qp: c.src_qp.0,
-        wc_flags: u32::from(c.wc_flags),
+        wc_flags: flags(c),
         pkey_index: 0,
         slid: 0,
-        sl: 0,
+        sl: service_level(c),
         dlid_path_bits: 0,
+    }
+}
+
+/// `IBV_WC_*` flags.
+fn flags(c: &Completion) -> u32 {
+    u32::from(c.wc_flags & !WC_IPV4)
+}
+
+/// RoCE has no service level in what arrives; as RNICs do, the field says which header a datagram's first 40 bytes hold:
+/// 8 (RoCE v2) with 1 for IPv6 or 2 for IPv4. UCX checks the address in that header.
+fn service_level(c: &Completion) -> u8 {
+    match (c.wc_flags & WC_GRH != 0, c.wc_flags & WC_IPV4 != 0) {
+        (false, _) => 0,
+        (true, false) => 8 | 1,
+        (true, true) => 8 | 2,
     }
 }
 
@@ -115,7 +130,7 @@ unsafe extern "C" fn read_src_qp(cq: *mut ibv_cq_ex) -> u32 {
     read(cq, |c| c.src_qp.0)
 }
 unsafe extern "C" fn read_wc_flags(cq: *mut ibv_cq_ex) -> u32 {
-    read(cq, |c| u32::from(c.wc_flags))
+    read(cq, flags)
 }
 unsafe extern "C" fn read_tm_info(cq: *mut ibv_cq_ex, info: *mut ibv_wc_tm_info) {
     let tags = read(cq, |c| c.tags);
@@ -126,8 +141,8 @@ unsafe extern "C" fn read_tm_info(cq: *mut ibv_cq_ex, info: *mut ibv_wc_tm_info)
 unsafe extern "C" fn read_slid(_: *mut ibv_cq_ex) -> u32 {
     0
 }
-unsafe extern "C" fn read_sl(_: *mut ibv_cq_ex) -> u8 {
-    0
+unsafe extern "C" fn read_sl(cq: *mut ibv_cq_ex) -> u8 {
+    read(cq, service_level)
 }
 unsafe extern "C" fn read_dlid_path_bits(_: *mut ibv_cq_ex) -> u8 {
     0

@@ -192,7 +192,9 @@ fn deliver<S: Sink>(
     let entry = qp.rq.pop()?;
     let completion = Completion {
         status: if placed.is_some() { WcStatus::Success } else { WcStatus::LocProtErr },
-        wc_flags: WC_GRH | if d.imm.is_some() { WC_WITH_IMM } else { 0 },
+        wc_flags: WC_GRH
+            | if d.imm.is_some() { WC_WITH_IMM } else { 0 }
+            | if meta.src.is_ipv4() && meta.dst_ip.is_ipv4() { WC_IPV4 } else { 0 },
         byte_len: total,
         imm: d.imm.unwrap_or(0),
         src_qp: d.src_qpn,

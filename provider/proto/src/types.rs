@@ -282,6 +282,8 @@ pub enum WcOpcode {
 
 /// `IBV_WC_GRH`.
 pub const WC_GRH: u8 = 1;
+/// Not a flag of verbs: the header before a datagram is an IPv4 one, in the second half of the 40 bytes.
+pub const WC_IPV4: u8 = 0x80;
 /// `IBV_WC_WITH_IMM`.
 pub const WC_WITH_IMM: u8 = 2;
 /// `IBV_WC_WITH_INV`.

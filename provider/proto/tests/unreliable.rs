@@ -135,7 +135,10 @@ fn ud__grh_qkey_source_and_sizes() {
         .iter()
         .map(|c| (c.1.wr_id, c.1.byte_len, c.1.src_qp, c.1.wc_flags))
         .collect();
-    assert_eq!(got, [(0, 4136, qa, WC_GRH | WC_WITH_IMM), (1, 40, qa, WC_GRH | WC_WITH_IMM)]);
+    assert_eq!(
+        got,
+        [(0, 4136, qa, WC_GRH | WC_WITH_IMM | WC_IPV4), (1, 40, qa, WC_GRH | WC_WITH_IMM | WC_IPV4)]
+    );
     let mem = &net.hosts[1].mem.0;
     assert_eq!((mem[20], mem[29]), (0x45, 17));
     assert_eq!(mem[32..36], [10, 0, 0, 1]);
