@@ -19,6 +19,10 @@ pub const TEST: &[&str] = &[
     "iproute2",
     "nftables",
     "util-linux",
+    "ucx-utils",
+    "openmpi-bin",
+    "libopenmpi-dev",
+    "libfabric-bin",
 ];
 /// What the benches compare with.
 pub const BENCH: &[&str] = &["perftest", "iperf3"];

@@ -45,9 +45,9 @@ struct Cli {
     /// Cut segmentation-offload packets at the sender, as without this kind of NIC (always so with --loss).
     #[arg(long)]
     cut: bool,
-    /// Command of the server, words separated by blanks.
+    /// Command of the server, words separated by blanks; without it only the client runs.
     #[arg(long)]
-    server: String,
+    server: Option<String>,
     /// The server is ready when it prints a line that begins with this word (by default: when it listens on
     /// TCP).
     #[arg(long)]
@@ -93,23 +93,37 @@ fn run(cli: &Cli) -> Result<u8, Failure> {
         word.replace("{server}", &server_host.control(fabric.plan()).to_string())
             .replace("{client}", &client_host.control(fabric.plan()).to_string())
     };
-    let words: Vec<String> = cli.server.split_whitespace().map(place).collect();
-    let mut command = command_of(&words, &fabric)?;
-    command.stdin(Stdio::null());
-    if cli.ready.is_some() {
-        command.stdout(Stdio::piped());
-    }
-    let mut server = Ended(server_host.inside(&mut command).spawn()?);
-    let ready = match &cli.ready {
-        Some(word) => wait_for_line(&mut server.0, word)?,
-        None => wait_for_listener(&mut server.0)?,
+    let (server, ready) = match &cli.server {
+        None => (None, String::new()),
+        Some(line) => {
+            let words: Vec<String> = line.split_whitespace().map(place).collect();
+            let mut command = command_of(&words, &fabric)?;
+            let (server, ready) = start(server_host.inside(&mut command), cli.ready.as_deref())?;
+            (Some(server), ready)
+        }
     };
     let words: Vec<String> = cli.client.iter().map(|word| place(word).replace("{ready}", &ready)).collect();
     let mut command = command_of(&words, &fabric)?;
     let status = client_host.inside(&mut command).status()?;
-    server.wait_a_little();
+    if let Some(mut server) = server {
+        server.wait_a_little();
+    }
     let code = status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1);
     Ok(u8::try_from(code).unwrap_or(1))
+}
+
+/// Starts the server and waits until it is ready; gives what follows the ready word.
+fn start(command: &mut Command, ready: Option<&str>) -> Result<(Ended, String), Failure> {
+    command.stdin(Stdio::null());
+    if ready.is_some() {
+        command.stdout(Stdio::piped());
+    }
+    let mut server = Ended(command.spawn()?);
+    let ready = match ready {
+        Some(word) => wait_for_line(&mut server.0, word)?,
+        None => wait_for_listener(&mut server.0)?,
+    };
+    Ok((server, ready))
 }
 
 fn command_of(words: &[String], fabric: &Fabric) -> Result<Command, Failure> {

@@ -3,6 +3,7 @@
 mod checker;
 mod children;
 mod confined;
+mod interop;
 mod namespaces;
 pub mod pair;
 pub mod perftest;
@@ -43,6 +44,7 @@ pub fn names() -> impl Iterator<Item = String> {
         .into_iter()
         .chain(checker::names())
         .chain(namespaces::checks().map(|check| check.name()))
+        .chain(interop::checks().map(|check| check.name()))
         .chain(pingpong::matrix().into_iter().map(|case| case.name()))
         .chain(perftest::matrix().into_iter().map(|case| case.name()))
 }
@@ -82,6 +84,9 @@ pub fn sample(workspace: &Workspace, options: Options, report: &mut Report) {
     let all = report.is_filtered();
     for check in namespaces::checks().filter(|check| all || check.is_sampled()) {
         report.check(&check.name(), || check.run(workspace, options.seed));
+    }
+    for check in interop::checks() {
+        report.check(&check.name(), || check.run(workspace));
     }
     checker::run(workspace, options.seed, report);
 }
