@@ -8,7 +8,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
@@ -105,9 +105,9 @@ fn run(cli: &Cli) -> Result<u8, Failure> {
     let words: Vec<String> = cli.client.iter().map(|word| place(word).replace("{ready}", &ready)).collect();
     let mut command = command_of(&words, &fabric)?;
     let status = client_host.inside(&mut command).status()?;
-    if let Some(mut server) = server {
-        server.wait_a_little();
-    }
+    // The client's failure says more; a server that failed by itself is one, too.
+    let served = server.and_then(|mut server| server.wait_a_little());
+    let status = served.filter(|_| status.success()).unwrap_or(status);
     let code = status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1);
     Ok(u8::try_from(code).unwrap_or(1))
 }
@@ -175,11 +175,15 @@ fn wait_for_listener(server: &mut Child) -> Result<String, Failure> {
 struct Ended(Child);
 
 impl Ended {
-    /// Gives it time to end by itself.
-    fn wait_a_little(&mut self) {
+    /// Gives it time to end by itself; its status if it did.
+    fn wait_a_little(&mut self) -> Option<ExitStatus> {
         let deadline = Instant::now() + SERVER_LIMIT;
-        while matches!(self.0.try_wait(), Ok(None)) && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(2));
+        loop {
+            match self.0.try_wait() {
+                Ok(None) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(2)),
+                Ok(status) => return status,
+                Err(_) => return None,
+            }
         }
     }
 }

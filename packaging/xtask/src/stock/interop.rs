@@ -6,14 +6,13 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use super::namespaces;
 use super::pair::{Circumstances, Pair, program};
 use crate::exec;
 use crate::report::{Outcome, Trouble};
 use crate::workspace::Workspace;
 
 const TIMEOUT: Duration = Duration::from_secs(90);
-/// Exit code of `metaroce-netns` for "not on this machine".
-const SKIP: i32 = 77;
 /// What UCX may use: nothing but the device (and itself, for a process's messages to itself).
 const UCX: [(&str, &str); 2] = [("UCX_TLS", "rc_verbs,ud_verbs,self"), ("UCX_NET_DEVICES", "metaroce0:1")];
 
@@ -147,8 +146,6 @@ fn compile(workspace: &Workspace) -> Result<PathBuf, Trouble> {
 /// of `fi_pingpong` tells its client a loopback address.
 fn libfabric(workspace: &Workspace, provider: &str, endpoint: &str) -> Outcome {
     program("fi_pingpong")?;
-    let netns =
-        workspace.program("metaroce-netns").ok_or_else(|| Trouble::fail("metaroce-netns is not built"))?;
     let metaroce = workspace.metaroce();
     let end = format!("{} run -- fi_pingpong -p '{provider}' -e {endpoint} -I 200", metaroce.display());
     // The server is ready when it listens on its TCP port.
@@ -157,15 +154,10 @@ fn libfabric(workspace: &Workspace, provider: &str, endpoint: &str) -> Outcome {
          {end} {{client}} & client=$!; wait $client && wait $server && {} stat --pid $client",
         metaroce.display()
     );
-    let mut command = Command::new(netns);
-    command.args(["--planes", "1", "--", "sh", "-c", &client]).current_dir(&workspace.root);
-    workspace.clear_settings(&mut command);
-    let done = exec::run("metaroce-netns", &mut command, TIMEOUT)?;
-    match done.status.and_then(|status| status.code()) {
-        Some(0) if done.output.contains("Mxfers/sec") => Ok(String::new()),
-        Some(SKIP) => Err(Trouble::Skip(done.output.trim().trim_start_matches("SKIP ").to_owned())),
-        _ => Err(Trouble::Fail(done.to_string())),
-    }
+    let mut command = namespaces::netns(workspace)?;
+    command.args(["--planes", "1", "--", "sh", "-c", &client]);
+    let done = namespaces::run(&mut command)?;
+    if done.output.contains("Mxfers/sec") { Ok(String::new()) } else { Err(Trouble::Fail(done.to_string())) }
 }
 
 #[cfg(test)]

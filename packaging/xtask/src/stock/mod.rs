@@ -18,6 +18,7 @@ use crate::packages;
 use crate::report::{Outcome, Report, Trouble, progress};
 use crate::seed::Random;
 use crate::workspace::Workspace;
+use pair::Place;
 
 /// Longest time for a program that only looks at the device.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(20);
@@ -68,11 +69,11 @@ pub fn sample(workspace: &Workspace, options: Options, report: &mut Report) {
     random.shuffle(&mut cases);
     for case in cases.iter().take(pingpongs) {
         let seed = random.next();
-        report.check(&case.name(), || case.run(workspace, seed));
+        report.check(&case.name(), || case.run(workspace, Place::Loopback, seed));
     }
     for case in perftest::sample(&mut random, perftests) {
         let seed = random.next();
-        report.check(&case.name(), || case.run(workspace, seed));
+        report.check(&case.name(), || case.run(workspace, Place::Loopback, seed));
     }
     let repeats = if options.quick { REPEATS_QUICK } else { REPEATS };
     report.check(REPEATED, || repeated(workspace, repeats, &mut random));
@@ -108,11 +109,11 @@ pub fn soak(workspace: &Workspace, seed: u64, minutes: Option<u64>) -> Result<bo
             if over() {
                 return Ok(report.finish());
             }
-            let seed = random.next();
-            match case {
-                Case::Pingpong(case) => report.check(&case.name(), || case.run(workspace, seed)),
-                Case::Perftest(case) => report.check(&case.name(), || case.run(workspace, seed)),
-            };
+            for place in [Place::Loopback, Place::Namespaces] {
+                let seed = random.next() % 1_000_000_000;
+                let name = format!("{}{}", case.name(), place.suffix());
+                report.check(&name, || case.run(workspace, place, seed));
+            }
         }
         report.check(REPEATED, || repeated(workspace, REPEATS, &mut random));
         report.check(spray::EVEN, || spray::even(workspace));
@@ -133,6 +134,22 @@ pub fn soak(workspace: &Workspace, seed: u64, minutes: Option<u64>) -> Result<bo
 enum Case {
     Pingpong(pingpong::Case),
     Perftest(perftest::Case),
+}
+
+impl Case {
+    fn name(&self) -> String {
+        match self {
+            Case::Pingpong(case) => case.name(),
+            Case::Perftest(case) => case.name(),
+        }
+    }
+
+    fn run(&self, workspace: &Workspace, place: Place, seed: u64) -> Outcome {
+        match self {
+            Case::Pingpong(case) => case.run(workspace, place, seed),
+            Case::Perftest(case) => case.run(workspace, place, seed),
+        }
+    }
 }
 
 fn shuffled(random: &mut Random) -> Vec<Case> {
@@ -201,7 +218,7 @@ fn repeated(workspace: &Workspace, count: usize, random: &mut Random) -> Outcome
     let case = pingpong::repeated();
     for round in 1..=count {
         let seed = random.next();
-        case.run(workspace, seed).map_err(|trouble| match trouble {
+        case.run(workspace, Place::Loopback, seed).map_err(|trouble| match trouble {
             Trouble::Fail(text) => Trouble::Fail(format!("run {round} of {count}, seed {seed}: {text}")),
             skip => skip,
         })?;

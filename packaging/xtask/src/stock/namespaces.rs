@@ -158,23 +158,34 @@ impl Check {
         server: &str,
         client: &str,
     ) -> Result<Finished, Trouble> {
-        let netns = workspace
-            .program("metaroce-netns")
-            .ok_or_else(|| Trouble::fail("metaroce-netns is not built"))?;
-        let mut command = Command::new(netns);
+        let mut command = netns(workspace)?;
         command.args(["--planes", "2", "--loss", &loss_per_mille.to_string()]).args(options);
         command.args(match self.family {
             Family::V4 => &[][..],
             Family::Mixed => &["--ipv6-only", "1"],
             Family::V6 => &["--ipv6-only", "0"],
         });
-        command.args(["--server", server, "--", "sh", "-c", client]).current_dir(&workspace.root);
-        workspace.clear_settings(&mut command);
-        let done = exec::run("metaroce-netns", &mut command, TIMEOUT)?;
-        match done.status.and_then(|status| status.code()) {
-            Some(0) => Ok(done),
-            Some(SKIP) => Err(Trouble::Skip(done.output.trim().trim_start_matches("SKIP ").to_owned())),
-            _ => Err(Trouble::Fail(format!("server: {server}\nclient: {client}\n{done}"))),
-        }
+        command.args(["--server", server, "--", "sh", "-c", client]);
+        run(&mut command)
+    }
+}
+
+/// `metaroce-netns` without settings of the caller's.
+pub fn netns(workspace: &Workspace) -> Result<Command, Trouble> {
+    let netns =
+        workspace.program("metaroce-netns").ok_or_else(|| Trouble::fail("metaroce-netns is not built"))?;
+    let mut command = Command::new(netns);
+    command.current_dir(&workspace.root);
+    workspace.clear_settings(&mut command);
+    Ok(command)
+}
+
+/// Runs it; a machine without the right to make namespaces is a skip.
+pub fn run(command: &mut Command) -> Result<Finished, Trouble> {
+    let done = exec::run("metaroce-netns", command, TIMEOUT)?;
+    match done.status.and_then(|status| status.code()) {
+        Some(0) => Ok(done),
+        Some(SKIP) => Err(Trouble::Skip(done.output.trim().trim_start_matches("SKIP ").to_owned())),
+        _ => Err(Trouble::Fail(format!("{command:?}\n{done}"))),
     }
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use super::namespaces;
 use crate::exec::{Finished, Running};
 use crate::packages::find_in_path;
 use crate::report::Trouble;
@@ -34,6 +35,28 @@ pub struct Circumstances {
     pub confinement: Vec<OsString>,
     /// Another place of `metaroce` and its libraries.
     pub metaroce: Option<PathBuf>,
+    /// Where the two ends are.
+    pub place: Place,
+}
+
+/// Where the two ends of a run are.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Place {
+    /// Both on this host's loopback.
+    #[default]
+    Loopback,
+    /// Two hosts made of network namespaces, with two planes between them.
+    Namespaces,
+}
+
+impl Place {
+    /// What follows the name of a check.
+    pub fn suffix(self) -> &'static str {
+        match self {
+            Place::Loopback => "",
+            Place::Namespaces => ", between namespaces",
+        }
+    }
 }
 
 impl Circumstances {
@@ -104,6 +127,9 @@ impl Pair {
     /// Runs both ends; fails unless both end with code 0 in time.
     pub fn run(&self, workspace: &Workspace) -> Result<Ended, Trouble> {
         let program = program(self.program)?;
+        if self.circumstances.place == Place::Namespaces {
+            return self.run_between_namespaces(workspace);
+        }
         let deadline = Instant::now() + self.timeout;
         let (server, client) = serve_and_connect(
             self.program,
@@ -115,6 +141,18 @@ impl Pair {
             skip => skip,
         })?;
         self.judge(server, client, deadline)
+    }
+
+    /// The faults are injected as on loopback. The output of both ends comes as one.
+    fn run_between_namespaces(&self, workspace: &Workspace) -> Result<Ended, Trouble> {
+        let (metaroce, options) = (workspace.metaroce(), self.circumstances.options());
+        let end =
+            format!("{} run{options} -- {} {}", metaroce.display(), self.program, self.arguments.join(" "));
+        let mut command = namespaces::netns(workspace)?;
+        command.args(["--planes", "2", "--server", &end, "--"]);
+        command.args(end.split_whitespace()).arg("{server}");
+        let done = namespaces::run(&mut command)?;
+        Ok(Ended { server: done.clone(), client: done })
     }
 
     fn judge(&self, server: Running, client: Running, deadline: Instant) -> Result<Ended, Trouble> {

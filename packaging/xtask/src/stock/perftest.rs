@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::pair::{Circumstances, Pair};
+use super::pair::{Circumstances, Pair, Place};
 use crate::report::{Outcome, Trouble};
 use crate::seed::Random;
 use crate::workspace::Workspace;
@@ -133,8 +133,8 @@ impl Case {
     }
 
     /// Runs it and looks for the line of results.
-    pub fn run(&self, workspace: &Workspace, seed: u64) -> Outcome {
-        let circumstances = Circumstances::lossy(self.loss_per_mille, seed);
+    pub fn run(&self, workspace: &Workspace, place: Place, seed: u64) -> Outcome {
+        let circumstances = Circumstances { place, ..Circumstances::lossy(self.loss_per_mille, seed) };
         let name = PROGRAMS[self.program].name;
         let ended = Pair { program: name, arguments: self.arguments(), circumstances, timeout: TIMEOUT }
             .run(workspace)?;

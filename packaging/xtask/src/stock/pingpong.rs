@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::pair::{Circumstances, Pair};
+use super::pair::{Circumstances, Pair, Place};
 use crate::report::{Outcome, Trouble};
 use crate::workspace::Workspace;
 
@@ -64,13 +64,13 @@ impl Case {
     }
 
     /// Runs it; both ends must report their rate and no wrong byte.
-    pub fn run(&self, workspace: &Workspace, seed: u64) -> Outcome {
+    pub fn run(&self, workspace: &Workspace, place: Place, seed: u64) -> Outcome {
         let iterations = if self.size > 100_000 { 100 } else { 1000 };
         let fixed =
             ["-d", "metaroce0", "-g", "0", "-s", &self.size.to_string(), "-n", &iterations.to_string()]
                 .map(str::to_owned);
         let arguments = fixed.into_iter().chain(self.options.iter().map(|word| word.to_string())).collect();
-        let circumstances = Circumstances::lossy(self.loss_per_mille, seed);
+        let circumstances = Circumstances { place, ..Circumstances::lossy(self.loss_per_mille, seed) };
         let ended =
             Pair { program: self.program, arguments, circumstances, timeout: TIMEOUT }.run(workspace)?;
         for end in [&ended.server, &ended.client] {
