@@ -10,6 +10,7 @@ use metaroce_proto::steer::Flow;
 use crate::cq::{Cq, CqNotify};
 use crate::drive::Engine;
 use crate::fork;
+use crate::guard;
 use crate::qp::{Qp, QpCreate, QpNotify};
 use crate::srq::{Kind, Srq};
 use crate::{Errno, errno_of};
@@ -79,6 +80,7 @@ impl Device {
 
     /// Registers `len` bytes at `va`, reachable as `iova..iova + len`; gives the key (lkey and rkey).
     pub fn register_mr(&self, pd: u32, va: u64, iova: u64, len: u64, access: u32) -> Result<u32, Errno> {
+        guard::install();
         self.engine.control(|core, _| {
             core.io(&self.engine)?.endpoint.register_mr(pd, va, iova, len, access).map_err(errno_of)
         })

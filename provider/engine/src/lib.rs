@@ -12,6 +12,7 @@ mod doorbell;
 mod drive;
 mod engine;
 mod fork;
+mod guard;
 mod impair;
 mod limits;
 mod memory;

@@ -1,13 +1,20 @@
-//! The engine's access to application memory: raw copies. One of the two places where addresses become pointers
-//! (the other is `udp/tx.rs`).
+//! The engine's access to application memory: copies by way of `guard.rs`, where addresses become pointers.
 //!
 //! The core hands over only ranges it has found inside a live MR, and MRs are killed under the same lock a step runs
 //! under, so no address outlives its check. What the core cannot know is whether the application has unmapped
-//! memory it registered; as with a device that pins pages, doing so is the application's error.
+//! memory it registered: then the access reports a fault, and the message ends in a protection error.
 
-use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{Ordering, fence};
 
 use metaroce_proto::{Fault, Memory};
+
+use crate::guard::{self, NotThere};
+
+impl From<NotThere> for Fault {
+    fn from(_: NotThere) -> Fault {
+        Fault
+    }
+}
 
 /// The process's own memory.
 #[derive(Debug, Default, Clone, Copy)]
@@ -15,11 +22,7 @@ pub(crate) struct HostMemory;
 
 impl Memory for HostMemory {
     fn place(&mut self, va: u64, bytes: &[u8]) -> Result<(), Fault> {
-        // SAFETY: the core has checked va..va+len against an MR with write access, registered by the application,
-        // which keeps it mapped until it deregisters (under the step's lock). The source is a receive buffer of
-        // ours, which no MR can overlap.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), va as *mut u8, bytes.len()) };
-        Ok(())
+        Ok(guard::write(va, bytes)?)
     }
 
     fn place_last(&mut self, va: u64, bytes: &[u8]) -> Result<(), Fault> {
@@ -28,35 +31,27 @@ impl Memory for HostMemory {
         self.place(va, body)?;
         // Programs poll the last bytes: everything placed so far must be visible before them.
         fence(Ordering::Release);
-        store_ascending(va + body.len() as u64, last);
-        Ok(())
+        store_ascending(va + body.len() as u64, last)
     }
 
     fn gather(&mut self, va: u64, out: &mut [u8]) -> Result<(), Fault> {
-        // SAFETY: the core has checked va..va+len against an MR that the application keeps mapped; the destination
-        // is a buffer of ours, which no MR can overlap.
-        unsafe { std::ptr::copy_nonoverlapping(va as *const u8, out.as_mut_ptr(), out.len()) };
-        Ok(())
+        Ok(guard::read(va, out)?)
     }
 
     fn compare_swap(&mut self, va: u64, compare: u64, swap: u64) -> Result<u64, Fault> {
-        let word = atomic_word(va)?;
-        Ok(word.compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst).unwrap_or_else(|old| old))
+        aligned(va)?;
+        Ok(guard::compare_swap(va, compare, swap)?)
     }
 
     fn fetch_add(&mut self, va: u64, add: u64) -> Result<u64, Fault> {
-        Ok(atomic_word(va)?.fetch_add(add, Ordering::SeqCst))
+        aligned(va)?;
+        Ok(guard::fetch_add(va, add)?)
     }
 }
 
-/// The application's word at `va` for an atomic operation; a misaligned one faults.
-fn atomic_word(va: u64) -> Result<&'static AtomicU64, Fault> {
-    if !va.is_multiple_of(8) {
-        return Err(Fault);
-    }
-    // SAFETY: aligned (just checked); the core has checked the eight bytes against an MR with remote-atomic access,
-    // which the application keeps mapped. The reference does not leave the operation that asked for it.
-    Ok(unsafe { AtomicU64::from_ptr(va as *mut u64) })
+/// Atomic operations are on aligned words; a misaligned one faults.
+fn aligned(va: u64) -> Result<(), Fault> {
+    if va.is_multiple_of(8) { Ok(()) } else { Err(Fault) }
 }
 
 /// How many of the last bytes are stored separately: the part of the last aligned word that lies in the range.
@@ -67,28 +62,15 @@ fn tail_len(va: u64, len: usize) -> usize {
 }
 
 /// Stores up to eight bytes within one aligned word in naturally aligned pieces, ascending, each at once.
-fn store_ascending(mut va: u64, mut bytes: &[u8]) {
+fn store_ascending(mut va: u64, mut bytes: &[u8]) -> Result<(), Fault> {
     while !bytes.is_empty() {
         let len = piece_len(va, bytes.len());
         let (piece, rest) = bytes.split_at(len);
-        // SAFETY: `piece_len` gives a size to which va is aligned; the range was checked by the core as in `place`.
-        // Atomic stores because the application may read at the same time.
-        unsafe {
-            match *piece {
-                [a] => AtomicU8::from_ptr(va as *mut u8).store(a, Ordering::Release),
-                [a, b] => {
-                    AtomicU16::from_ptr(va as *mut u16).store(u16::from_ne_bytes([a, b]), Ordering::Release)
-                }
-                [a, b, c, d] => AtomicU32::from_ptr(va as *mut u32)
-                    .store(u32::from_ne_bytes([a, b, c, d]), Ordering::Release),
-                [a, b, c, d, e, f, g, h] => AtomicU64::from_ptr(va as *mut u64)
-                    .store(u64::from_ne_bytes([a, b, c, d, e, f, g, h]), Ordering::Release),
-                _ => unreachable!("piece_len gives 1, 2, 4 or 8"),
-            }
-        }
+        guard::store(va, piece)?;
         va += len as u64;
         bytes = rest;
     }
+    Ok(())
 }
 
 /// The largest power of two up to 8 that fits in `len` and to which `va` is aligned.
@@ -99,6 +81,7 @@ fn piece_len(va: u64, len: usize) -> usize {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use std::sync::atomic::AtomicU64;
 
     /// Memory with an 8-byte aligned start.
     fn arena() -> Vec<u64> {
@@ -147,7 +130,6 @@ mod tests {
     #[test]
     fn place_last__reader_sees_body_before_last_byte() {
         // A reader that polls the last byte must find every earlier byte of the same message.
-        use std::sync::atomic::AtomicU64;
         let words: Vec<AtomicU64> = (0..32).map(|_| AtomicU64::new(0)).collect();
         let len = 32 * 8;
         let va = words.as_ptr() as u64;

@@ -20,6 +20,7 @@ use nix::sys::signal::{SigSet, SigmaskHow, pthread_sigmask};
 use crate::Errno;
 use crate::drive::Engine;
 use crate::engine::{Done, Work};
+use crate::guard;
 use crate::limits::*;
 use crate::udp::socket::{self, Ready, Wake};
 
@@ -34,10 +35,12 @@ impl Engine {
         if thread.is_some() {
             return Ok(());
         }
-        // A thread inherits the mask: signals are the application's, and perftest relies on where SIGALRM lands.
+        // A thread inherits the mask: signals are the application's, and perftest relies on where SIGALRM lands. But
+        // what a bad address raises is ours to take.
         let mut before = SigSet::empty();
-        pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::all()), Some(&mut before))
-            .map_err(|e| e as i32)?;
+        let mut mask = SigSet::all();
+        guard::signals().iter().for_each(|signal| mask.remove(signal));
+        pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(&mask), Some(&mut before)).map_err(|e| e as i32)?;
         let engine = self.clone();
         let spawned = std::thread::Builder::new()
             .name("metaroce".into())

@@ -75,7 +75,6 @@ macro_rules! parts {
             inbound: &mut $self.inbound,
             senders: $self.senders,
             woken: &mut $self.woken,
-            faults: 0,
             sink: $sink,
         }
     };

@@ -43,8 +43,6 @@ pub struct Parts<'a, S> {
     pub senders: u32,
     /// QPs to which requests were posted within this call.
     pub woken: &'a mut Vec<Qpn>,
-    /// Memory faults while placing.
-    pub faults: u32,
     /// Completions and events.
     pub sink: &'a mut S,
 }

@@ -310,3 +310,36 @@ fn answer__comes_after_the_completion_of_its_question() {
         }
     }
 }
+
+#[test]
+fn memory_that_is_not_there__ends_the_stream_in_its_turn() {
+    // The harness' memory ends where the region goes on. A Write of several packets meets the edge in its held tail.
+    let edge = 8 << 20;
+    for (opcode, len, expected) in [
+        (Opcode::Write, 64u32, WcStatus::RemAccessErr),
+        (Opcode::Write, 20_000, WcStatus::RemAccessErr),
+        (Opcode::Send, 20_000, WcStatus::RemOpErr),
+        (Opcode::FetchAdd, 8, WcStatus::RemAccessErr),
+    ] {
+        for seed in 0..10 {
+            let mut net = Net::new(2, seed);
+            net.faults = Faults { loss: 0.05, dup: 0.02, reorder: 0.2, delay_ns: 20_000 };
+            let (qa, qb) = net.pair(0, 1);
+            let (la, lb) = (net.mr(0, 0, 1 << 20), net.mr(1, edge - 1_000_000, 2_000_000));
+            // All but the last bytes are there; of an atomic nothing is.
+            let at = edge - u64::from(len) + 8;
+            net.recv(1, qb, 6, sge(0, 64, lb));
+            net.recv(1, qb, 7, sge(at, len, lb));
+            let first = wr(1, Opcode::Send, 64, 1);
+            net.send(0, qa, first, &[sge(0, 64, la)]);
+            let w = SendWqe { remote_addr: MEM_BASE + at, rkey: lb, ..wr(2, opcode, len, 1) };
+            net.send(0, qa, w, &[sge(0, len, la)]);
+            net.run_until(60 * SECOND, "both", |n| statuses(n, 0, 1).len() == 2);
+            let got = statuses(&net, 0, 1);
+            assert_eq!(got, [(1, WcStatus::Success), (2, expected)], "seed {seed} {opcode:?}");
+            let second = if opcode == Opcode::Send { WcStatus::LocProtErr } else { WcStatus::WrFlushErr };
+            assert_eq!(statuses(&net, 1, 2), [(6, WcStatus::Success), (7, second)], "seed {seed} {opcode:?}");
+            assert_eq!(net.hosts[1].ep.qp_state(qb), Some(QpState::Err));
+        }
+    }
+}

@@ -2,5 +2,6 @@
 #![expect(non_snake_case, reason = "tests are named subject__case")]
 
 mod common;
+mod gone;
 mod pair;
 mod wake;

@@ -101,14 +101,7 @@ fn accept<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, f: &Request<'_>, mem: 
         Ok(pd) => pd,
         Err(Denied::Later) => return Outcome::NotReceived,
         Err(Denied::NoReceive(first_missing)) => return no_receive(p, conn, f, first_missing),
-        Err(Denied::Fatal(code, recv_status)) => {
-            let fatal = Fatal { msn, code, recv_status };
-            if !refuse_fatal(p, conn, index, fatal, f.attempt) {
-                return Outcome::NotReceived;
-            }
-            advance(p, conn, index, mem);
-            return Outcome::Resolved;
-        }
+        Err(Denied::Fatal(code, status)) => return end(p, conn, index, f.attempt, (msn, code, status), mem),
     };
     // 10. Progress of a refused attempt is forgotten when a later one arrives; an earlier one is ignored.
     let Some(qp) = p.qps.at(index) else { return Outcome::Resolved };
@@ -127,7 +120,25 @@ fn accept<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, f: &Request<'_>, mem: 
         p.stats.rx_malformed += 1;
         return Outcome::NotReceived;
     }
-    place(p, index, pd, msn, f, mem);
+    if let Err((code, status)) = place(p, index, pd, msn, f, mem) {
+        return end(p, conn, index, f.attempt, (msn, code, status), mem);
+    }
+    advance(p, conn, index, mem);
+    Outcome::Resolved
+}
+
+/// The stream ends at a message, when its turn has come.
+fn end<S: Sink>(
+    p: &mut Parts<'_, S>,
+    conn: &mut Conn,
+    index: u16,
+    attempt: u16,
+    (msn, code, recv_status): (u64, RefuseCode, Option<WcStatus>),
+    mem: &mut impl Memory,
+) -> Outcome {
+    if !refuse_fatal(p, conn, index, Fatal { msn, code, recv_status }, attempt) {
+        return Outcome::NotReceived;
+    }
     advance(p, conn, index, mem);
     Outcome::Resolved
 }
@@ -440,7 +451,8 @@ pub fn refuse_fatal<S: Sink>(
     true
 }
 
-/// Copies the payload to where it belongs. The tail of a Write is held back until everything before it is placed.
+/// Copies the payload to where it belongs. The tail of a Write is held back until everything before it is placed. An
+/// error says how the stream ends: the memory is registered, and not there.
 fn place<S: Sink>(
     p: &mut Parts<'_, S>,
     index: u16,
@@ -448,39 +460,40 @@ fn place<S: Sink>(
     msn: u64,
     f: &Request<'_>,
     mem: &mut impl Memory,
-) {
-    let Some(qp) = p.qps.at(index) else { return };
+) -> Result<(), (RefuseCode, Option<WcStatus>)> {
+    let Some(qp) = p.qps.at(index) else { return Ok(()) };
     let in_order = msn == qp.rx.next_msn;
     let len = f.payload.len() as u32;
     match f.opcode {
         _ if f.opcode.is_send() => {
             let pd = qp.init.srq.and_then(|s| p.srqs.get_mut(s)).map_or(pd, |s| s.pd);
-            let Some(entry) = qp.rq.get(f.recv_index) else { return };
+            let Some(entry) = qp.rq.get(f.recv_index) else { return Ok(()) };
             let (offset, payload) = entry.part(f.offset, f.payload);
             let placed = scatter(p.mrs, pd, qp.rq.sges(entry), offset, payload, mem);
-            p.faults += u32::from(placed.is_none());
             qp.rq.touch(f.recv_index);
+            placed.ok_or((RefuseCode::Operation, Some(WcStatus::LocProtErr)))?;
         }
         Opcode::Write | Opcode::WriteImm | Opcode::AtomicWrite if len > 0 => {
             let addr = f.raddr.wrapping_add(u64::from(f.offset));
             let target = p.mrs.check_remote(f.rkey, (pd, qp.qpn), addr, u64::from(len), access::REMOTE_WRITE);
-            let Some((va, mr)) = target else { return };
+            let Some((va, mr)) = target else { return Ok(()) };
             let result = if mr.relaxed() && f.opcode != Opcode::AtomicWrite {
                 mem.place(va, f.payload)
             } else if in_order && len == f.total {
                 mem.place_last(va, f.payload)
             } else {
-                let Some(msg) = qp.rx.entry(msn) else { return };
+                let Some(msg) = qp.rx.entry(msn) else { return Ok(()) };
                 let held = hold(msg, f);
                 mem.place(va, &f.payload[..len as usize - held])
             };
-            p.faults += u32::from(result.is_err());
+            result.map_err(|_| (RefuseCode::Access, None))?;
         }
         _ => {}
     }
     if let Some(msg) = qp.rx.entry(msn) {
         msg.received = msg.received.saturating_add(len);
     }
+    Ok(())
 }
 
 /// Keeps the part of the payload that lies in the last bytes of the message; gives how many bytes that are.
@@ -509,8 +522,10 @@ fn advance<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: u16, mem: &mut
             return fail(p, index, fatal);
         }
         let Some(msg) = qp.rx.msgs.front().copied().filter(RxMsg::complete) else { return };
-        if msg.held > 0 {
-            release(p, index, &msg, mem);
+        if msg.held > 0 && !release(p, index, &msg, mem) {
+            let fatal = Fatal { msn, code: RefuseCode::Access, recv_status: None };
+            refuse_fatal(p, conn, index, fatal, msg.attempt);
+            return fail(p, index, fatal);
         }
         if msg.opcode.has_response()
             && let Err(fatal) = response::execute(p, conn, index, msn, &msg, mem)
@@ -534,15 +549,13 @@ fn advance<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: u16, mem: &mut
     }
 }
 
-/// Places the held-back tail of a Write, last byte last.
-fn release<S: Sink>(p: &mut Parts<'_, S>, index: u16, msg: &RxMsg, mem: &mut impl Memory) {
-    let Some(qp) = p.qps.at(index) else { return };
+/// Places the held-back tail of a Write, last byte last. False: the memory is not there.
+fn release<S: Sink>(p: &mut Parts<'_, S>, index: u16, msg: &RxMsg, mem: &mut impl Memory) -> bool {
+    let Some(qp) = p.qps.at(index) else { return true };
     let held = usize::from(msg.held);
     let addr = msg.raddr.wrapping_add(u64::from(msg.total) - held as u64);
     // The key may have been deregistered meanwhile: then not a byte passes.
     let who = (msg.pd, qp.qpn);
-    if let Some((va, _)) = p.mrs.check_remote(msg.rkey, who, addr, held as u64, access::REMOTE_WRITE) {
-        let result = mem.place_last(va, &msg.hold[limits::HOLD_BYTES - held..]);
-        p.faults += u32::from(result.is_err());
-    }
+    let target = p.mrs.check_remote(msg.rkey, who, addr, held as u64, access::REMOTE_WRITE);
+    target.is_none_or(|(va, _)| mem.place_last(va, &msg.hold[limits::HOLD_BYTES - held..]).is_ok())
 }
