@@ -253,7 +253,9 @@ struct Other {
 }
 
 impl Other {
-    const NONE: Other = Other { address: AtomicUsize::new(libc::SIG_DFL), with_info: AtomicBool::new(false) };
+    const fn none() -> Other {
+        Other { address: AtomicUsize::new(libc::SIG_DFL), with_info: AtomicBool::new(false) }
+    }
 
     fn set(&self, action: &libc::sigaction) {
         self.with_info.store(action.sa_flags & libc::SA_SIGINFO != 0, Ordering::SeqCst);
@@ -267,8 +269,8 @@ struct Others {
     last: Other,
 }
 
-static SEGV: Others = Others { first: Other::NONE, last: Other::NONE };
-static BUS: Others = Others { first: Other::NONE, last: Other::NONE };
+static SEGV: Others = Others { first: Other::none(), last: Other::none() };
+static BUS: Others = Others { first: Other::none(), last: Other::none() };
 
 std::thread_local! {
     /// The thread is in a handler that we called.

@@ -328,7 +328,8 @@ fn memory_that_is_not_there__ends_the_stream_in_its_turn() {
             let (la, lb) = (net.mr(0, 0, 1 << 20), net.mr(1, edge - 1_000_000, 2_000_000));
             // All but the last bytes are there; of an atomic nothing is.
             let at = edge - u64::from(len) + 8;
-            net.recv(1, qb, 6, sge(0, 64, lb));
+            let there = net.mr(1, 0, 64);
+            net.recv(1, qb, 6, sge(0, 64, there));
             net.recv(1, qb, 7, sge(at, len, lb));
             let first = wr(1, Opcode::Send, 64, 1);
             net.send(0, qa, first, &[sge(0, 64, la)]);
