@@ -1,10 +1,11 @@
 //! The device the shim shows: configuration, numbers and names, and what a real RDMA stack has next to it.
 
 use std::fs;
+use std::net::IpAddr;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use metaroce_config::{DeviceConfig, GidEntry};
+use metaroce_config::{DeviceConfig, Followed, GidEntry, NetView};
 
 use crate::sys::{self, Published};
 use crate::{netlink, store, sysfs};
@@ -18,7 +19,10 @@ pub(crate) const NODE_PATH: &str = "/dev/null";
 #[derive(Debug)]
 pub(crate) struct Device {
     pub config: DeviceConfig,
-    pub gids: Vec<GidEntry>,
+    /// The table; `None` where an address is gone.
+    pub gids: Vec<Option<GidEntry>>,
+    /// What both were taken from, for the next change.
+    followed: Followed,
     pub gid_table_len: usize,
     /// Host order.
     pub node_guid: u64,
@@ -52,10 +56,11 @@ impl Device {
             .filter(|meta| meta.file_type().is_char_device())
             .ok_or_else(|| format!("{NODE_PATH} is not a character device; mount a usual /dev here"))?;
         let real = RealStack::of_this_host();
-        let gids = metaroce_config::gid_table(&config);
+        let followed = Followed::new(&config, NetView::of_this_host().ok().as_ref());
         Ok(Device {
-            gids,
-            gid_table_len: metaroce_config::gid_table_len(&config),
+            gids: entries(&followed),
+            gid_table_len: followed.gid_table_len(),
+            followed,
             node_guid: metaroce_config::node_guid(&config),
             index: if real.has_devices() { FIRST_INDEX_BESIDE_REAL } else { 0 },
             uverbs: real.free_uverbs(),
@@ -63,6 +68,38 @@ impl Device {
             real,
             config,
         })
+    }
+
+    /// The device after changes of addresses or links; `None` when there were none.
+    fn after(&self, here: &NetView) -> Option<Device> {
+        let mut followed = self.followed.clone();
+        followed.follow(here);
+        (followed != self.followed).then(|| Device {
+            config: followed.config.clone(),
+            gids: entries(&followed),
+            gid_table_len: followed.gid_table_len(),
+            followed,
+            node_guid: self.node_guid,
+            index: self.index,
+            uverbs: self.uverbs.clone(),
+            rdev: self.rdev,
+            real: self.real.clone(),
+        })
+    }
+
+    /// The GID at an index of the table.
+    pub(crate) fn gid(&self, index: usize) -> Option<[u8; 16]> {
+        Some(self.gids.get(index)?.as_ref()?.gid)
+    }
+
+    /// The index of a GID in the table.
+    pub(crate) fn index_of_gid(&self, gid: [u8; 16]) -> Option<usize> {
+        self.gids.iter().position(|entry| entry.as_ref().is_some_and(|entry| entry.gid == gid))
+    }
+
+    /// The index of an address in the GID table.
+    pub(crate) fn gid_index(&self, ip: IpAddr) -> Option<usize> {
+        self.gids.iter().position(|entry| entry.as_ref().is_some_and(|entry| entry.ip == ip))
     }
 
     /// The node's number as netlink carries it: the kernel's huge_encode_dev, minor bits 8 and up above the major.
@@ -85,6 +122,12 @@ impl Device {
     pub(crate) fn plane0(&self) -> &metaroce_config::Plane {
         &self.config.planes[0]
     }
+}
+
+/// The table's entries, each in its place.
+fn entries(followed: &Followed) -> Vec<Option<GidEntry>> {
+    let all = metaroce_config::gid_table(&followed.config);
+    followed.gids.iter().map(|ip| all.iter().find(|entry| Some(entry.ip) == *ip).cloned()).collect()
 }
 
 /// Kernel indices count up from 0, so a real device never reaches this one.
@@ -139,6 +182,17 @@ pub(crate) fn current() -> Option<&'static Device> {
     state().device.as_ref().map_err(no_device).ok()
 }
 
+/// The device as it is now: addresses and links may have changed since anybody asked last. For what shows them.
+pub(crate) fn fresh() -> Option<&'static Device> {
+    let device = current()?;
+    let changed = NetView::of_this_host().ok().and_then(|here| device.after(&here));
+    let Some(changed) = changed else { return Some(device) };
+    let state = state();
+    let (netns, euid) = (state.netns, state.euid);
+    let next = State { netns, euid, device: Ok(changed), tree: Published::nothing() };
+    STATE.publish(next).device.as_ref().ok()
+}
+
 /// The path of `device`'s tree, made or remade when it is not there; `None` when that fails, which is then said once.
 pub(crate) fn tree(device: &Device) -> Option<&'static [u8]> {
     let state = state();
@@ -189,9 +243,11 @@ pub(crate) mod tests {
         };
         let net = NetView { interfaces: vec![interface], default_route: None };
         let config = metaroce_config::resolve(&|_| None, None, &net).unwrap();
+        let followed = Followed::new(&config, Some(&net));
         Device {
-            gids: metaroce_config::gid_table(&config),
-            gid_table_len: metaroce_config::gid_table_len(&config),
+            gids: entries(&followed),
+            gid_table_len: followed.gid_table_len(),
+            followed,
             node_guid: metaroce_config::node_guid(&config),
             index: 0,
             uverbs: real.free_uverbs(),

@@ -68,6 +68,7 @@ pub(crate) fn mentions_device(path: &[u8]) -> bool {
     [WORD, NODE.as_bytes()].iter().any(|word| path.windows(word.len()).any(|window| window == *word))
 }
 
+const PORTS: &[u8] = b"/ports";
 const WORD: &[u8] = b"infiniband";
 
 /// Decides for a path that [`mentions_device`], relative to `dirfd` as in openat. Call under [`crate::guard::run`].
@@ -76,7 +77,10 @@ pub(crate) fn route(dirfd: c_int, path: &CStr, intent: Intent, buffer: &mut Path
     if !is_candidate(&absolute) {
         return Route::Pass;
     }
-    let Some(device) = device::current() else { return Route::Pass };
+    // What lies below the port shows addresses and links, which change.
+    let shows_port = absolute.windows(PORTS.len()).any(|window| window == PORTS);
+    let device = if shows_port { device::fresh() } else { device::current() };
+    let Some(device) = device else { return Route::Pass };
     let fits = match classify(&absolute, device, intent) {
         Place::Foreign => return Route::Pass,
         Place::Node => buffer.set(&[device::NODE_PATH.as_bytes(), slash]),

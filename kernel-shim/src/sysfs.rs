@@ -147,7 +147,7 @@ fn port(tree: &mut Tree, device: &Device) {
     tree.line(port("pkeys/0"), "0xffff");
     tree.dir(port("gid_attrs/ndevs"));
     for index in 0..device.gid_table_len {
-        let entry = device.gids.get(index);
+        let entry = device.gids.get(index).and_then(Option::as_ref);
         tree.line(port(&format!("gids/{index}")), colons(&entry.map_or([0; 16], |entry| entry.gid)));
         // Only populated entries have attributes; a reader of an empty one gets an error from a real kernel, too.
         if let Some(entry) = entry {

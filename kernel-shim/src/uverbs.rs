@@ -123,6 +123,13 @@ impl Request<'_> {
     }
 
     fn answer(&mut self, device: &Device) -> Result<(), c_int> {
+        let asks_gids =
+            matches!(self.method_id, UVERBS_METHOD_QUERY_GID_ENTRY | UVERBS_METHOD_QUERY_GID_TABLE);
+        let now = (self.object_id == UVERBS_OBJECT_DEVICE && asks_gids).then(device::fresh).flatten();
+        self.answer_for(now.unwrap_or(device))
+    }
+
+    fn answer_for(&mut self, device: &Device) -> Result<(), c_int> {
         match (self.object_id, self.method_id) {
             (UVERBS_OBJECT_DEVICE, UVERBS_METHOD_INVOKE_WRITE) => self.invoke_write(),
             (UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_GID_ENTRY) => self.query_gid_entry(device),
@@ -173,12 +180,13 @@ impl Request<'_> {
         let entry_size = self.attr(UVERBS_ATTR_QUERY_GID_TABLE_ENTRY_SIZE)?.data as usize;
         self.no_flags(UVERBS_ATTR_QUERY_GID_TABLE_FLAGS)?;
         let response = self.attr(UVERBS_ATTR_QUERY_GID_TABLE_RESP_ENTRIES)?;
-        let count = device.gids.len();
+        let populated: Vec<UverbsGidEntry> =
+            (0..device.gids.len()).filter_map(|index| gid_entry(device, index)).collect();
+        let count = populated.len();
         if entry_size == 0 || usize::from(response.len) / entry_size < count {
             return Err(libc::EINVAL);
         }
-        for index in 0..count {
-            let entry = gid_entry(device, index).ok_or(libc::ENODATA)?;
+        for (index, entry) in populated.iter().enumerate() {
             response.write(index * entry_size, entry.truncated(entry_size));
         }
         let number = self.attr(UVERBS_ATTR_QUERY_GID_TABLE_RESP_NUM_ENTRIES)?;
@@ -223,7 +231,7 @@ impl UverbsGidEntry {
 }
 
 fn gid_entry(device: &Device, index: usize) -> Option<UverbsGidEntry> {
-    device.gids.get(index).map(|entry| UverbsGidEntry {
+    device.gids.get(index)?.as_ref().map(|entry| UverbsGidEntry {
         gid: entry.gid,
         gid_index: index as u32,
         port_num: 1,

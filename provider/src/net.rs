@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use metaroce_config::{DeviceConfig, GID_TABLE_LEN, NetView, Plane};
+use metaroce_config::{DeviceConfig, Followed, NetView};
 use parking_lot::{Mutex, RwLock};
 use rdma_core_sys::{IBV_EVENT_GID_CHANGE, IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR};
 
@@ -34,16 +34,8 @@ pub(crate) struct Port {
 
 /// Shared with the thread.
 struct View {
-    state: RwLock<State>,
+    state: RwLock<Followed>,
     events: Arc<AsyncChannel>,
-}
-
-#[derive(Debug, Clone)]
-struct State {
-    config: DeviceConfig,
-    /// Whether each plane was configured by addresses: it gets no others.
-    pinned: Vec<bool>,
-    gids: Vec<Option<IpAddr>>,
 }
 
 struct Watcher {
@@ -57,7 +49,7 @@ impl Watched {
     /// Begins watching. Without the kernel's announcements the state stays as it was when the device was opened.
     pub(crate) fn begin(config: &DeviceConfig, events: &Arc<AsyncChannel>) -> Self {
         let here = NetView::of_this_host().ok();
-        let state = RwLock::new(State::new(config, here.as_ref()));
+        let state = RwLock::new(Followed::new(config, here.as_ref()));
         let view = Arc::new(View { state, events: Arc::clone(events) });
         let watcher = Watcher::start(&view).inspect_err(|e| log::info!("changes of links go unnoticed: {e}"));
         Self { view, watcher: Mutex::new(watcher.ok()) }
@@ -65,12 +57,17 @@ impl Watched {
 
     /// The address of a GID; `None` where the table has none.
     pub(crate) fn gid_address(&self, index: u8) -> Option<IpAddr> {
-        self.view.state.read().gids.get(usize::from(index)).copied().flatten()
+        let known = || self.view.state.read().gids.get(usize::from(index)).copied().flatten();
+        // The program may have seen a new one before its announcement came here.
+        known().or_else(|| {
+            self.view.update(&NetView::of_this_host().ok()?);
+            known()
+        })
     }
 
     /// The port now.
     pub(crate) fn port(&self) -> Port {
-        self.view.state.read().port()
+        port(&self.view.state.read())
     }
 
     /// Ends watching.
@@ -112,9 +109,12 @@ impl View {
     /// Takes the new state over and tells the application what has changed.
     fn update(&self, here: &NetView) {
         let mut state = self.state.write();
-        let (was, gids) = (state.port(), state.gids.clone());
+        let (was, gids) = (port(&state), state.gids.clone());
         state.follow(here);
-        let (now, moved) = (state.port(), state.gids != gids);
+        if let Some(gids) = kernel_gids(state.gid_table_len()) {
+            state.gids = gids;
+        }
+        let (now, moved) = (port(&state), state.gids != gids);
         drop(state);
         if was.up != now.up {
             self.tell(if now.up { IBV_EVENT_PORT_ACTIVE } else { IBV_EVENT_PORT_ERR });
@@ -133,68 +133,32 @@ impl View {
     }
 }
 
-impl State {
-    fn new(config: &DeviceConfig, here: Option<&NetView>) -> Self {
-        let pinned = |plane: &Plane| {
-            let interface = here.and_then(|net| net.interfaces.iter().find(|i| i.name == plane.ifname));
-            interface.is_none_or(|i| i.addrs.iter().any(|address| !plane.addrs.contains(address)))
-        };
-        Self {
-            pinned: config.planes.iter().map(pinned).collect(),
-            gids: metaroce_config::gid_table(config).iter().map(|entry| Some(entry.ip)).collect(),
-            config: config.clone(),
-        }
-    }
-
-    fn port(&self) -> Port {
-        Port {
-            up: self.config.planes.iter().any(|plane| plane.up),
-            mtu: metaroce_config::active_mtu(&self.config),
-            gid_table_len: (self.gids.len() + 1).max(GID_TABLE_LEN),
-        }
-    }
-
-    fn follow(&mut self, here: &NetView) {
-        for (plane, pinned) in self.config.planes.iter_mut().zip(&self.pinned) {
-            let Some(interface) = here.interfaces.iter().find(|i| i.name == plane.ifname) else {
-                (plane.up, plane.addrs) = (false, Vec::new());
-                continue;
-            };
-            plane.up = interface.up && interface.running;
-            plane.mtu = interface.mtu;
-            plane.ifindex = interface.index;
-            // A pinned address that is gone may come back, so it is not forgotten here but left out of the table.
-            if !pinned {
-                plane.addrs.clone_from(&interface.addrs);
-                plane.addrs.sort_by_key(rank);
-            }
-        }
-        let exists = |ip: &IpAddr| here.interfaces.iter().any(|i| i.addrs.contains(ip));
-        let now: Vec<IpAddr> =
-            metaroce_config::gid_table(&self.config).iter().map(|entry| entry.ip).filter(exists).collect();
-        for place in &mut self.gids {
-            *place = place.filter(|ip| now.contains(ip));
-        }
-        for ip in now {
-            if self.gids.contains(&Some(ip)) {
-                continue;
-            }
-            match self.gids.iter_mut().find(|place| place.is_none()) {
-                Some(place) => *place = Some(ip),
-                None => self.gids.push(Some(ip)),
-            }
-        }
+/// The port as it is in this state.
+fn port(state: &Followed) -> Port {
+    Port {
+        up: state.config.planes.iter().any(|plane| plane.up),
+        mtu: metaroce_config::active_mtu(&state.config),
+        gid_table_len: state.gid_table_len(),
     }
 }
 
-/// GID order within a plane: IPv4, global IPv6, link-local IPv6.
-fn rank(ip: &IpAddr) -> u8 {
-    match ip {
-        IpAddr::V4(_) => 0,
-        IpAddr::V6(v6) if !Ipv6Addr::is_unicast_link_local(v6) => 1,
-        IpAddr::V6(_) => 2,
+/// The table as the kernel has it. Where it is another's (the shim answers for it), that is the one the program sees
+/// when it asks for GIDs, and an index must mean the same here.
+fn kernel_gids(len: usize) -> Option<Vec<Option<IpAddr>>> {
+    let mut table = Vec::with_capacity(len);
+    for index in 0..len {
+        let text = std::fs::read_to_string(format!("{GIDS}/{index}")).ok()?;
+        let ip: Ipv6Addr = text.trim().parse().ok()?;
+        table.push((!ip.is_unspecified()).then(|| IpAddr::V6(ip).to_canonical()));
     }
+    while table.last() == Some(&None) {
+        table.pop();
+    }
+    Some(table)
 }
+
+/// Where the kernel shows the GIDs of the only port.
+const GIDS: &str = "/sys/class/infiniband/metaroce0/ports/1/gids";
 
 #[cfg(test)]
 mod tests;

@@ -185,7 +185,7 @@ impl Command<'_> {
             ibdev_index: u32::MAX,
             ..abi::QueryRouteResp::read(&[])
         };
-        if let Some(gid) = id.gid_index.and_then(|index| gids.get(index)) {
+        if let Some(gid) = id.gid_index.and_then(|index| gids.get(index)?.as_ref()) {
             (answer.node_guid, answer.port_num, answer.ibdev_index) = (node_guid.to_be_bytes(), 1, index);
             answer.num_paths = id.routed.into();
             answer.ib_route[0] = PathRec {
@@ -240,7 +240,7 @@ impl Command<'_> {
             service.post(request.id, event, status.into());
             return Ok(());
         }
-        let local_gid = service.device.gids.get(gid_index).map_or([0; 16], |entry| entry.gid);
+        let local_gid = service.device.gid(gid_index).unwrap_or_default();
         let connect = Connect {
             owner: request.id,
             local: src,
@@ -479,9 +479,9 @@ fn bind(service: &mut Service, number: u32, address: SocketAddr) -> Result<(), c
 /// The GID that an address most likely stands for; its owner says it when it answers.
 fn gid_of(service: &Service, ip: IpAddr) -> [u8; 16] {
     if ip.is_loopback()
-        && let Some(index) = service.gid_index(ip)
+        && let Some(gid) = service.gid_index(ip).and_then(|index| service.device.gid(index))
     {
-        return service.device.gids[index].gid;
+        return gid;
     }
     match ip.to_canonical() {
         IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),

@@ -169,7 +169,7 @@ impl Service {
 
     /// The index of the device's GID for a local address. Loopback addresses always lead to the device.
     pub(super) fn gid_index(&self, ip: IpAddr) -> Option<usize> {
-        let own = self.device.gids.iter().position(|entry| entry.ip == ip.to_canonical());
+        let own = self.device.gid_index(ip.to_canonical());
         own.or_else(|| (ip.to_canonical().is_loopback() && !self.device.gids.is_empty()).then_some(0))
     }
 
@@ -278,7 +278,7 @@ impl Service {
             return;
         };
         let mut id = Id::new(parent.channel, 0, parent.port_space, parent.qp_type);
-        id.gid_index = self.device.gids.iter().position(|entry| entry.gid == conn.local_gid);
+        id.gid_index = self.device.index_of_gid(conn.local_gid);
         (id.src, id.dst) = (Some(conn.local), Some(conn.remote));
         (id.routed, id.key, id.traffic_class) = (true, Some(key), conn.theirs.traffic_class);
         id.gid_remote = conn.remote_gid;
@@ -372,7 +372,7 @@ impl Service {
             match socket.and_then(|socket| socket.receive(&mut buffer)) {
                 None => return true,
                 Some(Received::Datagram { bytes, from, local }) => {
-                    let local_gid = self.gid_index(local.ip()).map(|index| self.device.gids[index].gid);
+                    let local_gid = self.gid_index(local.ip()).and_then(|index| self.device.gid(index));
                     let arrival = Arrival { local, from, listener, local_gid, mtu: self.mtu() };
                     self.machine.on_packet(now, &arrival, &buffer[..bytes]);
                 }

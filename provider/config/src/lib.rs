@@ -6,6 +6,7 @@
 #![cfg_attr(test, expect(non_snake_case, reason = "tests are named subject__case"))]
 
 mod error;
+mod followed;
 mod gid;
 mod guid;
 mod interface;
@@ -17,6 +18,7 @@ use std::net::IpAddr;
 use std::path::Path;
 
 pub use error::ConfigError;
+pub use followed::Followed;
 pub use gid::{GID_TABLE_LEN, GidEntry, active_mtu, gid_table, gid_table_len};
 pub use guid::node_guid;
 pub use interface::{Interface, NetView};

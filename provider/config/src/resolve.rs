@@ -183,7 +183,7 @@ fn plane(interface: &Interface, label: String, addrs: &[IpAddr]) -> Plane {
 }
 
 /// GID order within a plane: IPv4, global IPv6, link-local IPv6; the kernel's order within each (stable sort).
-fn rank(ip: &IpAddr) -> u8 {
+pub(crate) fn rank(ip: &IpAddr) -> u8 {
     match ip {
         IpAddr::V4(_) => 0,
         IpAddr::V6(v6) if !Ipv6Addr::is_unicast_link_local(v6) => 1,

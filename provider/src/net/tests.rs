@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::process::Command;
 
-use metaroce_config::Interface;
+use metaroce_config::{GID_TABLE_LEN, Interface};
 
 use super::*;
 
@@ -24,21 +24,21 @@ fn net(up: bool, addrs: &[&str]) -> NetView {
     NetView { interfaces: vec![interface], default_route: None }
 }
 
-fn state(planes: &str, here: &NetView) -> State {
+fn state(planes: &str, here: &NetView) -> Followed {
     let env = |name: &str| (name == "METAROCE_PLANES").then(|| planes.to_owned());
-    State::new(&metaroce_config::resolve(&env, None, here).expect("configuration"), Some(here))
+    Followed::new(&metaroce_config::resolve(&env, None, here).expect("configuration"), Some(here))
 }
 
 #[test]
 fn follow_keeps_indexes_and_fills_the_first_gap() {
     let mut state = state("eth0", &net(true, &["192.0.2.1", "192.0.2.2", "2001:db8::1"]));
-    let table = |state: &State| state.gids.clone();
+    let table = |state: &Followed| state.gids.clone();
     state.follow(&net(true, &["192.0.2.1", "2001:db8::1"]));
     assert_eq!(table(&state), [Some(ip("192.0.2.1")), None, Some(ip("2001:db8::1"))]);
     state.follow(&net(true, &["192.0.2.1", "2001:db8::1", "2001:db8::7", "192.0.2.9"]));
     let all = ["192.0.2.1", "192.0.2.9", "2001:db8::1", "2001:db8::7"].map(|a| Some(ip(a)));
     assert_eq!(table(&state), all);
-    assert_eq!(state.port().gid_table_len, GID_TABLE_LEN);
+    assert_eq!(port(&state).gid_table_len, GID_TABLE_LEN);
 }
 
 #[test]
@@ -46,11 +46,11 @@ fn follow_survives_an_interface_that_goes_and_comes() {
     let here = net(true, &["192.0.2.1"]);
     let mut state = state("eth0", &here);
     state.follow(&NetView::default());
-    assert!(!state.port().up && state.gids == [None]);
+    assert!(!port(&state).up && state.gids == [None]);
     state.follow(&here);
-    assert!(state.port().up && state.gids == [Some(ip("192.0.2.1"))]);
+    assert!(port(&state).up && state.gids == [Some(ip("192.0.2.1"))]);
     state.follow(&net(false, &["192.0.2.1"]));
-    assert!(!state.port().up && state.gids == [Some(ip("192.0.2.1"))], "down, with its address");
+    assert!(!port(&state).up && state.gids == [Some(ip("192.0.2.1"))], "down, with its address");
 }
 
 #[test]

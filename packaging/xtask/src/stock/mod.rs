@@ -1,5 +1,6 @@
 //! Unmodified Debian programs under the shim: the device must look and work right to them.
 
+mod addresses;
 mod checker;
 mod children;
 mod confined;
@@ -36,6 +37,7 @@ pub fn names() -> impl Iterator<Item = String> {
         REPEATED,
         spray::EVEN,
         spray::LOSS,
+        addresses::ADDRESSES,
         children::CHILDREN,
         confined::ORDINARY_USER,
         confined::SMALL_BUFFERS,
@@ -80,6 +82,7 @@ pub fn sample(workspace: &Workspace, options: Options, report: &mut Report) {
     report.check(spray::EVEN, || spray::even(workspace));
     report.check(spray::LOSS, || spray::loss(workspace, options.seed));
     report.check(children::CHILDREN, || children::run(workspace, options.seed));
+    report.check(addresses::ADDRESSES, || addresses::run(workspace));
     report.check(confined::ORDINARY_USER, || confined::ordinary_user(workspace));
     report.check(confined::SMALL_BUFFERS, || confined::small_buffers(workspace, options.seed));
     let all = report.is_filtered();

@@ -15,7 +15,7 @@ const TIMEOUT: Duration = Duration::from_secs(300);
 /// What `metaroce-netns` calls the planes.
 const PLANES: [&str; 2] = ["plane0", "plane1"];
 /// Its exit code for "not on this machine".
-const SKIP: i32 = 77;
+pub const SKIP: i32 = 77;
 
 const PINGPONG_ARGUMENTS: &str = "-d metaroce0 -g 0 -c -s 65536 -n 500";
 
