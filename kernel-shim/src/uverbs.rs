@@ -39,7 +39,9 @@ pub(crate) unsafe fn ioctl(fd: c_int, header: *mut c_void) -> Option<Result<(), 
         return Some(Err(libc::EFAULT));
     }
     // SAFETY: passed on from our caller.
-    Some(unsafe { Request::new(header) }.answer(device))
+    let mut request = unsafe { Request::new(header) };
+    let device = if request.asks_gids() { device::fresh().unwrap_or(device) } else { device };
+    Some(request.answer(device))
 }
 
 /// `struct ib_uverbs_ioctl_hdr`.
@@ -122,14 +124,13 @@ impl Request<'_> {
         }
     }
 
-    fn answer(&mut self, device: &Device) -> Result<(), c_int> {
-        let asks_gids =
-            matches!(self.method_id, UVERBS_METHOD_QUERY_GID_ENTRY | UVERBS_METHOD_QUERY_GID_TABLE);
-        let now = (self.object_id == UVERBS_OBJECT_DEVICE && asks_gids).then(device::fresh).flatten();
-        self.answer_for(now.unwrap_or(device))
+    /// It asks for what changes with addresses.
+    fn asks_gids(&self) -> bool {
+        let methods = [UVERBS_METHOD_QUERY_GID_ENTRY, UVERBS_METHOD_QUERY_GID_TABLE];
+        self.object_id == UVERBS_OBJECT_DEVICE && methods.contains(&self.method_id)
     }
 
-    fn answer_for(&mut self, device: &Device) -> Result<(), c_int> {
+    fn answer(&mut self, device: &Device) -> Result<(), c_int> {
         match (self.object_id, self.method_id) {
             (UVERBS_OBJECT_DEVICE, UVERBS_METHOD_INVOKE_WRITE) => self.invoke_write(),
             (UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_GID_ENTRY) => self.query_gid_entry(device),
