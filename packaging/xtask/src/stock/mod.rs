@@ -9,6 +9,7 @@ mod namespaces;
 pub mod pair;
 pub mod perftest;
 mod pingpong;
+mod services;
 mod spray;
 
 use std::time::{Duration, Instant};
@@ -46,6 +47,7 @@ pub fn names() -> impl Iterator<Item = String> {
         .map(str::to_owned)
         .into_iter()
         .chain(checker::names())
+        .chain(services::CASES.iter().map(services::Case::name))
         .chain(namespaces::checks().map(|check| check.name()))
         .chain(interop::checks().map(|check| check.name()))
         .chain(pingpong::matrix().into_iter().map(|case| case.name()))
@@ -76,6 +78,10 @@ pub fn sample(workspace: &Workspace, options: Options, report: &mut Report) {
     for case in perftest::sample(&mut random, perftests) {
         let seed = random.next();
         report.check(&case.name(), || case.run(workspace, Place::Loopback, seed));
+    }
+    for case in services::CASES {
+        let seed = random.next();
+        report.check(&case.name(), || case.run(workspace, seed));
     }
     let repeats = if options.quick { REPEATS_QUICK } else { REPEATS };
     report.check(REPEATED, || repeated(workspace, repeats, &mut random));

@@ -32,21 +32,17 @@ pub fn matrix() -> Vec<Case> {
             cases.extend([0, 10].map(|loss_per_mille| Case { program: RC, options, size, loss_per_mille }));
         }
     }
-    cases.extend([0, 10].map(|loss| Case {
-        program: "ibv_srq_pingpong",
-        options: &["-c"],
-        size: 4096,
-        loss_per_mille: loss,
-    }));
-    cases.extend([0, 10].map(|loss| Case {
-        program: XRC,
-        options: &["-c", "1"],
-        size: 4096,
-        loss_per_mille: loss,
-    }));
     // UC and UD are not repaired: under loss their receivers wait for ever, by design.
-    cases.push(Case { program: "ibv_uc_pingpong", options: &["-c"], size: 4096, loss_per_mille: 0 });
-    cases.push(Case { program: "ibv_ud_pingpong", options: &["-c"], size: 2048, loss_per_mille: 0 });
+    let others = [
+        ("ibv_srq_pingpong", 4096, 0),
+        ("ibv_srq_pingpong", 4096, 10),
+        ("ibv_uc_pingpong", 4096, 0),
+        ("ibv_ud_pingpong", 2048, 0),
+    ];
+    let waits: [&[&str]; 2] = [&["-c"], &["-e", "-c"]];
+    for (program, size, loss_per_mille) in others {
+        cases.extend(waits.map(|options| Case { program, options, size, loss_per_mille }));
+    }
     cases
 }
 

@@ -1,0 +1,56 @@
+//! perftest over unreliable services and shared receive queues.
+
+use std::time::Duration;
+
+use super::pair::{Circumstances, Pair};
+use super::perftest::result_rows;
+use crate::report::{Outcome, Trouble};
+use crate::workspace::Workspace;
+
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// One run. Under loss perftest's receivers of unreliable Sends wait for ever, by design.
+#[derive(Debug, Clone, Copy)]
+pub struct Case {
+    program: &'static str,
+    options: &'static str,
+    loss_per_mille: u32,
+}
+
+const fn case(program: &'static str, options: &'static str, loss_per_mille: u32) -> Case {
+    Case { program, options, loss_per_mille }
+}
+
+/// All of them.
+pub const CASES: [Case; 9] = [
+    case("ib_write_bw", "-c UC -s 65536", 0),
+    case("ib_write_bw", "-c UC -s 65536", 10),
+    case("ib_write_lat", "-c UC -s 2", 0),
+    case("ib_send_bw", "-c UC -s 65536", 0),
+    case("ib_send_lat", "-c UC -s 2", 0),
+    case("ib_send_bw", "-c UD -s 2048", 0),
+    case("ib_send_lat", "-c UD -s 2", 0),
+    case("ib_send_bw", "--use-srq -q 4 -s 65536", 0),
+    case("ib_send_bw", "--use-srq -q 4 -s 65536", 10),
+];
+
+impl Case {
+    /// Its name.
+    pub fn name(&self) -> String {
+        let loss = if self.loss_per_mille == 0 { "" } else { ", 1 % loss" };
+        format!("{}: {}{loss}", self.program, self.options)
+    }
+
+    /// Runs it and looks for the line of results.
+    pub fn run(&self, workspace: &Workspace, seed: u64) -> Outcome {
+        let words = ["-d", "metaroce0", "-x", "0", "-F", "-n", "1600"].into_iter();
+        let arguments = words.chain(self.options.split(' ')).map(str::to_owned).collect();
+        let circumstances = Circumstances::lossy(self.loss_per_mille, seed);
+        let ended =
+            Pair { program: self.program, arguments, circumstances, timeout: TIMEOUT }.run(workspace)?;
+        match result_rows(&ended.client.output).last() {
+            None => Err(Trouble::Fail(ended.text("no line of results"))),
+            Some(row) => Ok(row.get(3).cloned().unwrap_or_default()),
+        }
+    }
+}
