@@ -42,7 +42,7 @@ const PROGRAMS: [Program; 9] = [
 ];
 
 /// Options, each tried alone: what it adds and which programs refuse it.
-const OPTIONS: [(&str, &[&str], Needs); 10] = [
+const OPTIONS: [(&str, &[&str], Needs); 11] = [
     ("plain", &[], Needs::Nothing),
     ("all sizes", &["-a"], Needs::Sizes),
     ("both ways", &["-b"], Needs::Bandwidth),
@@ -52,6 +52,7 @@ const OPTIONS: [(&str, &[&str], Needs); 10] = [
     ("events", &["-e"], Needs::Events),
     ("events, all sizes", &["-e", "-a"], Needs::EventsAndSizes),
     ("XRC", &["-c", "XRC"], Needs::Nothing),
+    ("on-demand paging", &["--odp"], Needs::Nothing),
     ("old post send", &["--use_old_post_send"], Needs::Nothing),
 ];
 

@@ -32,6 +32,18 @@ pub fn matrix() -> Vec<Case> {
             cases.extend([0, 10].map(|loss_per_mille| Case { program: RC, options, size, loss_per_mille }));
         }
     }
+    // On-demand paging, explicit, prefetched and implicit; completion times; device memory.
+    let memory: [&[&str]; 5] =
+        [&["-o", "-c"], &["-o", "-P", "-c"], &["-O", "-c"], &["-t", "-c"], &["-j", "-c"]];
+    for options in memory {
+        cases.extend([0, 10].map(|loss_per_mille| Case { program: RC, options, size: 4096, loss_per_mille }));
+    }
+    cases.extend([0, 10].map(|loss| Case {
+        program: XRC,
+        options: &["-c", "1"],
+        size: 4096,
+        loss_per_mille: loss,
+    }));
     // UC and UD are not repaired: under loss their receivers wait for ever, by design.
     let others = [
         ("ibv_srq_pingpong", 4096, 0),
