@@ -48,6 +48,9 @@ pub struct Tuning {
     pub leave_after_ns: Nanos,
     /// Delay above twice a path's least that is no sign of a queue in the network.
     pub delay_slack_ns: Nanos,
+    /// Share of packets lost lately, in 1/65536, from which on the tail of what is sent goes twice (MR-LOSS-9); `u32::MAX`:
+    /// never. It trades bandwidth nobody uses at that moment, and processor time, for the time of a repair.
+    pub tail_copies_from: u32,
     /// Bytes in flight per connection whatever the peer grants.
     pub connection_bytes_max: u32,
     /// What steers the window of a path.
@@ -97,6 +100,7 @@ impl Default for Tuning {
             ack_delay_ns: limits::ACK_DELAY_NS,
             leave_after_ns: limits::LEAVE_AFTER_NS,
             delay_slack_ns: limits::DELAY_SLACK_NS,
+            tail_copies_from: u32::MAX,
             connection_bytes_max: limits::CONN_BYTES_MAX,
             algorithm: Algorithm::EcnAimd(EcnAimd::default()),
         }
@@ -225,6 +229,10 @@ pub mod limits {
     pub const DELAY_SLACK_NS: Nanos = 3_000_000;
     /// Bytes beside the UDP payload that a packet takes of a link: IPv4, UDP, Ethernet, preamble and gap.
     pub const WIRE_OVERHEAD_BYTES: u32 = 66;
+    /// Last packets of each path that go twice: what is lost before them shows by a gap.
+    pub const TAIL_COPIES: u32 = 2;
+    /// One more for each such share of packets lost lately, in 1/65536: about 1.5 %.
+    pub const TAIL_COPIES_SHARE: u32 = 1024;
     /// How far ahead of a paced link packets are handed over: a burst on its way while the next wake-up comes.
     pub const LINK_AHEAD_NS: Nanos = 1_000;
     /// Rate a paced connection may catch up after a late wake-up, in time.

@@ -7,7 +7,7 @@ use crate::intake;
 use crate::memory::Memory;
 use crate::mr::MrTable;
 use crate::pace::Pace;
-use crate::parts::Parts;
+use crate::parts::{LossRate, Parts};
 use crate::path::{Health, TxFrame};
 use crate::rate_hint::Inbound;
 use crate::stats::{EndpointStats, PathStats};
@@ -50,6 +50,7 @@ pub struct Endpoint {
     pub(crate) path_stats: Vec<PathStats>,
     pub(crate) pace: Pace,
     pub(crate) inbound: Inbound,
+    pub(crate) loss: LossRate,
     pub(crate) senders: u32,
     pub(crate) senders_at: Nanos,
     in_flight_bytes: u64,
@@ -73,6 +74,7 @@ macro_rules! parts {
             path_stats: &mut $self.path_stats,
             pace: &mut $self.pace,
             inbound: &mut $self.inbound,
+            loss: &mut $self.loss,
             senders: $self.senders,
             woken: &mut $self.woken,
             sink: $sink,
@@ -110,6 +112,7 @@ impl Endpoint {
             path_stats: vec![PathStats::default(); slots],
             pace: Pace::new(&config.planes),
             inbound: Inbound::new(&config.planes),
+            loss: LossRate::default(),
             senders: 0,
             senders_at: 0,
             in_flight_bytes: 0,

@@ -13,6 +13,23 @@ use crate::tables::{QpTable, SrqTable, Timer, Timers};
 use crate::types::*;
 use std::collections::VecDeque;
 
+/// A share of packets lost, averaged over some thousands.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct LossRate(u64);
+
+impl LossRate {
+    /// One more packet's fate.
+    pub fn count(&mut self, lost: bool) {
+        // Fixed point: 1 << 28 is all of them; each packet weighs 1/4096.
+        let target = if lost { 1 << 28 } else { 0 };
+        self.0 = self.0 - (self.0 >> 12) + (target >> 12);
+    }
+    /// The share in 1/65536.
+    pub fn share(self) -> u32 {
+        (self.0 >> 12) as u32
+    }
+}
+
 /// The endpoint without the connection at work.
 pub struct Parts<'a, S> {
     /// Time of this batch.
@@ -39,6 +56,8 @@ pub struct Parts<'a, S> {
     pub pace: &'a mut Pace,
     /// Who shares what comes in.
     pub inbound: &'a mut Inbound,
+    /// Share of packets lost lately, on all paths.
+    pub loss: &'a mut LossRate,
     /// Peers that sent data lately.
     pub senders: u32,
     /// QPs to which requests were posted within this call.

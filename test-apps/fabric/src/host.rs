@@ -92,6 +92,7 @@ impl Host {
             tuning: Tuning {
                 pto_min_ns: (s.pto_min_us * 1000.0) as Nanos,
                 ack_delay_ns: (s.ack_delay_us * 1000.0) as Nanos,
+                tail_copies_from: (s.tail_copies_from * 65536.0) as u32,
                 delay_slack_ns: (s.delay_slack_us * 1000.0) as Nanos,
                 leave_after_ns: (s.leave_after_us * 1000.0) as Nanos,
                 connection_bytes_max: s.connection_kib.saturating_mul(1024),

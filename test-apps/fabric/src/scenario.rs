@@ -150,6 +150,8 @@ pub struct HostSettings {
     pub leave_after_us: f64,
     /// Delay above twice the least that is no sign of a queue, us.
     pub delay_slack_us: f64,
+    /// Share of packets lost from which on tails go twice.
+    pub tail_copies_from: f64,
     /// Acknowledgement delay, us.
     pub ack_delay_us: f64,
     /// Bytes one connection may have in flight, KiB.
@@ -170,6 +172,7 @@ impl Default for HostSettings {
             segment: 4224,
             pto_min_us: 20.0,
             leave_after_us: 1000.0,
+            tail_copies_from: 0.0001,
             delay_slack_us: 20.0,
             ack_delay_us: 10.0,
             connection_kib: 512 << 10,

@@ -39,6 +39,7 @@ pub fn on_ack<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, ack: &Ack) {
             answered = true;
         } else {
             newly += 1;
+            p.loss.count(false);
             conn.answered_sent = conn.answered_sent.max(pkt.sent);
             if psn == highest {
                 let delay = Nanos::from(ack.delay_us) * 1000;
@@ -150,6 +151,7 @@ fn lose<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: usize, psn: u64, 
     let path = &mut conn.paths[index];
     let Some(pkt) = path.packet(psn).copied() else { return };
     path.resolve(psn, how);
+    p.loss.count(true);
     conn.in_flight_bytes -= u32::from(pkt.bytes);
     for i in 0..pkt.frames {
         let frame = path.frame(&pkt, i);

@@ -178,6 +178,8 @@ pub struct Conn {
     pub active: bool,
     /// Plane of ours that data arrived on last.
     pub heard_plane: u8,
+    /// The tail of what was sent last goes twice at the moment.
+    pub copying: bool,
     /// Frames received again that had been taken.
     pub repeats: u32,
     /// Counts signs that our acknowledgements do not arrive: each moves them to another path.
@@ -252,6 +254,7 @@ impl Conn {
             active: false,
             heard_plane: 0,
             ack_turn: 0,
+            copying: false,
             repeats: 0,
             waits_for_link: false,
             allowance: Allowance::default(),

@@ -9,7 +9,7 @@ use crate::burst::{Piece, TxBurst};
 use crate::config::limits;
 use crate::parts::Parts;
 use crate::path::select::{self, Shut};
-use crate::path::{FrameKind, PathRx, PathTx, TxFrame};
+use crate::path::{FrameKind, PathRx, PathTx, PktState, TxFrame};
 use crate::qp::{Qp, Wqe};
 use crate::rate_hint::Allowance;
 use crate::seq::RangeState;
@@ -60,8 +60,12 @@ pub fn fill<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, burst: &mut TxBurst)
         return true;
     }
     let overdue = conn.ack.now || conn.ack.deadline.is_some_and(|at| at <= p.now);
-    let next = peek(p, conn);
+    let mut next = peek(p, conn);
     conn.allowance.holds &= next.is_some();
+    if next.is_none() && conn.in_flight_bytes > 0 && p.loss.share() >= p.config.tuning.tail_copies_from {
+        copy_tail(conn, limits::TAIL_COPIES + p.loss.share() / limits::TAIL_COPIES_SHARE);
+        next = peek(p, conn);
+    }
     // An overdue acknowledgement rides on a small packet, but does not wait behind a burst of large ones.
     let rides = next.is_some_and(|n| n.whole && conn.refusals.is_empty());
     if (overdue || conn.close_due || conn.close_ack_due) && !rides {
@@ -78,6 +82,32 @@ pub fn fill<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, burst: &mut TxBurst)
         return true;
     }
     false
+}
+
+/// Nothing is left to send, and packets get lost: the last packets of each path go a second time, on another, because
+/// their loss would show by silence only (MR-LOSS-9). Each packet once.
+fn copy_tail(conn: &mut Conn, per_path: u32) {
+    let second = std::mem::replace(&mut conn.copying, false);
+    let count = conn.paths.len();
+    for index in 0..count {
+        let path = &mut conn.paths[index];
+        let newest = path.next_psn().saturating_sub(u64::from(per_path));
+        let from = path.copied_to.max(path.base_psn()).max(newest);
+        path.copied_to = path.next_psn();
+        if second || !path.health.is_active() {
+            continue;
+        }
+        for psn in from..path.next_psn() {
+            let Some(pkt) = path.packet(psn).copied().filter(|x| x.state == PktState::InFlight) else {
+                continue;
+            };
+            for frame in (0..pkt.frames).map(|i| path.frame(&pkt, i)).filter(|f| f.kind != FrameKind::Ping) {
+                let path = ((index + 1) % count) as u8;
+                conn.retransmits.push_back(Retransmit { frame, path, left: true });
+                conn.copying = true;
+            }
+        }
+    }
 }
 
 fn fill_hello<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, burst: &mut TxBurst) -> bool {

@@ -32,7 +32,7 @@ impl Rtt {
     /// What is assumed before the first sample.
     pub fn seed(&mut self, rtt_ns: Nanos) {
         if self.min_ns == 0 {
-            (self.srtt_ns, self.var_ns) = (rtt_ns, rtt_ns);
+            (self.srtt_ns, self.var_ns) = (rtt_ns, rtt_ns / 4);
         }
     }
     /// How long without news before the path is probed.

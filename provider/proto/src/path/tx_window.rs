@@ -119,6 +119,8 @@ pub struct PathTx {
     /// Most packets in flight in this round trip and in the last, and where this round trip ends.
     peaks: [u32; 2],
     round_end: u64,
+    /// Packets before this one have gone twice, or are the second.
+    pub copied_to: u64,
     /// Highest PSN the peer reported.
     pub largest_acked: u64,
     pkts: VecDeque<Pkt>,
@@ -149,6 +151,7 @@ impl PathTx {
             clean_acks: 0,
             peaks: [0; 2],
             round_end: 0,
+            copied_to: 0,
             largest_acked: 0,
             pkts: VecDeque::new(),
             frames: VecDeque::new(),

@@ -50,6 +50,7 @@ fn collective(b: &mut Bench, kind: &str) {
                 ("host.burst", burst.to_string()),
                 ("hosts", hosts.to_string()),
                 ("traffic.0.size", size.to_string()),
+                ("traffic.0.count", (if size > 1 << 16 { 1 } else { 8 }).to_string()),
                 ("traffic.0.pattern", format!("{{ kind = \"{kind}\" }}")),
             ]);
             let whole = b.run(COLLECTIVE, &base);
