@@ -241,6 +241,10 @@ pub mod limits {
     pub const BURST_ADAPTIVE: u32 = 15;
     /// Packets a connection sends before the first rate hint tells it more.
     pub const FIRST_WINDOW_PACKETS: u32 = 16;
+    /// Time at the rate hinted last that is sent after a pause, or to begin with, before there is a fresh hint.
+    pub const FIRST_WINDOW_SPAN_NS: Nanos = 50_000;
+    /// Idle connections of which one at a time is expected to begin to send.
+    pub const PEERS_PER_NEWCOMER: u64 = 16;
     /// A rate hint counts for this many round trips,
     pub const HINT_LIFE_RTTS: u64 = 4;
     /// or for this many packets at its own rate,
@@ -251,8 +255,10 @@ pub mod limits {
     pub const HINT_APPROACH: u32 = 16;
     /// Part of the links' rate that is shared out, in 1/1024: what is left drains queues.
     pub const HINT_FACTOR_MAX: u64 = 1009;
-    /// Least part: marks may come from elsewhere than the last link.
-    pub const HINT_FACTOR_MIN: u64 = 870;
+    /// Least part: a queue of a thousand first packets is gone in two of their rounds.
+    pub const HINT_FACTOR_MIN: u64 = 512;
+    /// Growth of that part when no marks come, or the links are not full any more.
+    pub const HINT_RECOVERY: u64 = 100;
     /// Marked part of the packets, in 1/1024, that lowers nothing.
     pub const HINT_MARKS_BEARABLE: u64 = 20;
     /// Part of the links' rate, in 1/1024, from which on they count as full.

@@ -53,7 +53,7 @@ pub fn take_packet<S: Sink>(
             Frame::Credit { qpn, life, limit } => completer::on_credit(p, conn, qpn, life, limit),
             Frame::Hint { epoch, rate, budget } => {
                 conn.budget = budget.max(limits::BUDGET_MIN);
-                conn.allowance.take(p.now, epoch, rate);
+                conn.allowance.take(p.now, epoch, rate, (conn.cid >> 24) as u16);
             }
             Frame::Close => closed = true,
             Frame::CloseAck => {

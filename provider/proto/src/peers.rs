@@ -107,6 +107,7 @@ impl Endpoint {
             self.inbound.forget(&mut old.demand);
         }
         self.stats.connections_opened += 1;
+        self.inbound.set_peers(self.conns.len());
         Ok(index as u32)
     }
 

@@ -41,7 +41,8 @@ pub struct Allowance {
 
 impl Allowance {
     /// A HINT arrived. An epoch older than the last one says nothing (MR-HINT-3).
-    pub fn take(&mut self, now: Nanos, epoch: u8, rate: u16) {
+    /// `phase` is the connection's own, in 1/65536: senders slowed down at the same moment do not go on at the same moment.
+    pub fn take(&mut self, now: Nanos, epoch: u8, rate: u16, phase: u16) {
         let Some(bps) = decode(rate) else {
             *self = Allowance { holds: false, ..Allowance::default() };
             return;
@@ -49,6 +50,10 @@ impl Allowance {
         let older = (epoch.wrapping_sub(self.epoch) as i8) < 0;
         if older && self.rate_bps > 0 {
             return;
+        }
+        if bps < self.rate_bps / 2 || self.rate_bps == 0 {
+            let packet_ps = 4096 * 8_000_000_000_000 / bps.max(1000);
+            self.next_ps = self.next_ps.max(now * 1000 + packet_ps / 65536 * u64::from(phase));
         }
         *self = Allowance { expected: true, rate_bps: bps, epoch, at: now, ..*self };
     }
@@ -61,17 +66,19 @@ impl Allowance {
         self.rate_bps > 0 && now.saturating_sub(self.at) < life.max(limits::HINT_LIFE_MIN_NS)
     }
     /// Bytes that may be in flight by the hint.
-    pub fn window(&self, now: Nanos, rtt_ns: Nanos, segment: u32) -> u32 {
+    pub fn window(&self, now: Nanos, rtt_ns: Nanos, risen: bool, segment: u32) -> u32 {
         if !self.expected {
             return u32::MAX;
         }
         let bdp = |ns: Nanos| (u128::from(self.rate_bps) * u128::from(ns) / 8_000_000_000) as u64;
         let first = u64::from(limits::FIRST_WINDOW_PACKETS * segment);
         let bytes = if self.is_fresh(now, rtt_ns, segment) {
-            bdp(rtt_ns + rtt_ns / 4) + u64::from(segment)
+            // The rate alone keeps queues short; while one stands, the window drains it.
+            let more = if risen { 1 } else { 4 };
+            bdp(rtt_ns + rtt_ns * more / 4) + u64::from(segment) * more.min(2)
         } else if self.rate_bps > 0 {
             // After a pause: what was allowed last, but not more than a newcomer's first window.
-            first.min(bdp(rtt_ns) + u64::from(segment))
+            bdp(rtt_ns.min(limits::FIRST_WINDOW_SPAN_NS)).clamp(u64::from(segment), first)
         } else {
             first
         };
@@ -88,8 +95,8 @@ impl Allowance {
         }
         let wire = u64::from(bytes + limits::WIRE_OVERHEAD_BYTES);
         let took = (u128::from(wire) * 8_000_000_000_000 / u128::from(self.rate_bps)) as u64;
-        // A wake-up that comes a little late does not cost rate.
-        let late = now.saturating_sub(limits::PACE_CREDIT_NS) * 1000;
+        // Leaving a little late, because of a wake-up or of others at the link, does not cost rate.
+        let late = (now.saturating_sub(limits::PACE_CREDIT_NS) * 1000).saturating_sub(took);
         self.next_ps = self.next_ps.max(late) + took;
     }
 }
@@ -134,6 +141,8 @@ pub struct Inbound {
     measured_bps: u64,
     /// Senders of both kinds.
     active: u64,
+    /// Connections, idle ones included.
+    peers: u64,
     /// Since `shared_at`: packets, marked ones, bytes.
     packets: u32,
     marks: u32,
@@ -156,6 +165,10 @@ impl Inbound {
     /// Hints are given.
     pub fn is_known(&self) -> bool {
         self.capacity_bps > 0
+    }
+    /// Connections there are, idle ones included.
+    pub fn set_peers(&mut self, peers: usize) {
+        self.peers = peers as u64;
     }
     /// Our part of the host's inbound rate has changed.
     pub fn set_capacity(&mut self, bps: u64) {
@@ -228,7 +241,8 @@ impl Inbound {
                 let fair = self.shared_bps() / self.active.max(1);
                 self.level(1).max(fair).max(d.rate_bps.min(self.shared_bps()))
             }
-            Kind::Idle => self.shared_bps() / (self.active + 1),
+            // So many might begin at once.
+            Kind::Idle => self.shared_bps() / (self.active + 1).max(self.peers / limits::PEERS_PER_NEWCOMER),
         };
         let field = encode(rate);
         if field != d.told.0 {
@@ -258,9 +272,9 @@ impl Inbound {
         // Marks while the links are not full come from bursts that met, or from elsewhere.
         let full = rate > self.capacity_bps / 1024 * limits::HINT_FULL;
         self.factor = if full && marked > limits::HINT_MARKS_BEARABLE {
-            (self.factor - marked / 32).max(limits::HINT_FACTOR_MIN)
+            (self.factor - marked / 16).max(limits::HINT_FACTOR_MIN)
         } else {
-            (self.factor + 8).min(limits::HINT_FACTOR_MAX)
+            (self.factor + limits::HINT_RECOVERY).min(limits::HINT_FACTOR_MAX)
         };
     }
     /// A peer that has been silent for longer than its rate explains wants nothing any more.
@@ -303,9 +317,9 @@ mod tests {
     #[test]
     fn take__ignores_older_epochs() {
         let mut a = Allowance::default();
-        a.take(1, 250, encode(5_000_000));
-        a.take(2, 2, encode(7_000_000));
-        a.take(3, 255, encode(9_000_000));
+        a.take(1, 250, encode(5_000_000), 0);
+        a.take(2, 2, encode(7_000_000), 0);
+        a.take(3, 255, encode(9_000_000), 0);
         assert_eq!(a.rate_bps, 7_000_000 / 1000 * 1000);
     }
 }

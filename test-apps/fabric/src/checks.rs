@@ -109,11 +109,12 @@ impl Check for Liveness {
     }
     fn breaches(&self, world: &World) -> Vec<String> {
         let mut found: Vec<String> = Vec::new();
+        let placed = world.placed();
         for (i, f) in world.flows.iter().enumerate() {
             if f.count != u64::MAX && f.done < f.count {
                 found.push(format!("flow {i}: {} of {} messages complete", f.done, f.count));
-            } else if f.collective.is_none() && f.posted > 0 && f.done == 0 {
-                found.push(format!("flow {i}: nothing complete of {} messages", f.posted));
+            } else if f.collective.is_none() && f.posted > 0 && placed[i] == 0 {
+                found.push(format!("flow {i}: nothing arrived of {} messages", f.posted));
             }
         }
         for c in &world.collectives {

@@ -26,7 +26,10 @@ pub fn text(o: &Outcome) -> String {
         let shown: Vec<String> = o.samples.windows(2).take(100).map(rate).collect();
         s += &format!("  Gb/s per sample: {}\n", shown.join(" "));
     }
-    for b in &o.breaches {
+    if o.breaches.len() > 5 {
+        s += &format!("  {} breaches, the first of them:\n", o.breaches.len());
+    }
+    for b in o.breaches.iter().take(5) {
         s += &format!("  BREACH {b}\n");
     }
     s

@@ -93,7 +93,9 @@ fn plane_target<S: Sink>(p: &Parts<'_, S>, conn: &Conn) -> u32 {
     }
     let mut planes = 0u64;
     conn.paths.iter().filter(|x| x.health.is_active()).for_each(|x| planes |= 1 << (x.plane % 64));
-    conn.allowance.window(p.now, rtt, conn.segment) / conn.segment / planes.count_ones().max(1)
+    conn.allowance.window(p.now, rtt, conn.is_delayed(), conn.segment)
+        / conn.segment
+        / planes.count_ones().max(1)
 }
 
 fn note_spurious<S: Sink>(p: &mut Parts<'_, S>, path: &mut PathTx, spurious: u64, lateness: Nanos) {
@@ -193,6 +195,7 @@ pub fn on_silence<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn) {
         }
         let (elsewhere, shun) = (path.pto_count >= 2, path.strikes >= limits::STRIKES_TO_SHUN);
         lose(p, conn, index, oldest, PktState::Presumed);
+        conn.probes_due += 1;
         if shun {
             shun_path(p, conn, index);
         } else if elsewhere {
@@ -220,7 +223,7 @@ fn shun_path<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: usize) {
 fn shun_silent_siblings<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, answered: usize) {
     for index in 0..conn.paths.len() {
         let path = &conn.paths[index];
-        let silent = path.pto_count >= 2 && path.in_flight() == 0 && conn.answered_sent >= path.last_probe;
+        let silent = path.pto_count >= 2 && path.in_flight() == 0 && conn.answered_sent > path.last_sent;
         if index != answered && silent && path.health.is_active() {
             shun_path(p, conn, index);
         }

@@ -178,6 +178,8 @@ pub struct Conn {
     pub active: bool,
     /// Plane of ours that data arrived on last.
     pub heard_plane: u8,
+    /// Repairs that silence asked for and that no window holds back: they find out what became of what fills it.
+    pub probes_due: u32,
     /// The tail of what was sent last goes twice at the moment.
     pub copying: bool,
     /// Frames received again that had been taken.
@@ -255,6 +257,7 @@ impl Conn {
             heard_plane: 0,
             ack_turn: 0,
             copying: false,
+            probes_due: 0,
             repeats: 0,
             waits_for_link: false,
             allowance: Allowance::default(),
@@ -265,6 +268,10 @@ impl Conn {
             min_rtt_ns: Nanos::MAX,
             timer_at: Nanos::MAX,
         }
+    }
+    /// Round trips take half as long again as they could: a queue stands somewhere.
+    pub fn is_delayed(&self) -> bool {
+        self.rtt.latest_ns > self.min_rtt_ns.saturating_add(self.min_rtt_ns / 2)
     }
     /// The peer may be addressed with data.
     pub fn usable(&self) -> bool {

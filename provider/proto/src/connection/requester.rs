@@ -430,7 +430,12 @@ fn fill_data<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, burst: &mut TxBurst
             return false;
         }
     };
-    let most = most.min(room).min(grant.packets);
+    let repair = matches!(next.item, Item::Again(_));
+    let mut most = most.min(room).min(grant.packets);
+    if repair && conn.probes_due > 0 {
+        conn.probes_due -= 1;
+        most = most.max(1);
+    }
     if most == 0 {
         conn.allowance.holds = grant.by_hint;
         conn.allowance_at = grant.open_at;
@@ -467,7 +472,7 @@ fn fill_data<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, burst: &mut TxBurst
         conn.allowance.holds = false;
         patch_last(burst, BACKLOG_AT, &[0, 0]);
     }
-    if burst.packets.len() as u32 == grant.packets {
+    if burst.packets.len() as u32 >= grant.packets {
         patch_last(burst, FLAGS_AT, &[wire::FLAG_ACK_REQUEST]);
     }
     true
@@ -512,7 +517,7 @@ fn grant<S: Sink>(p: &Parts<'_, S>, conn: &Conn) -> Grant {
     let (a, now) = (&conn.allowance, p.now);
     let known = conn.min_rtt_ns != Nanos::MAX;
     let rtt = if known { conn.min_rtt_ns + p.config.tuning.ack_delay_ns } else { limits::PTO_INITIAL_NS };
-    let hint = a.window(now, rtt, conn.segment);
+    let hint = a.window(now, rtt, conn.is_delayed(), conn.segment);
     let others = conn.budget.min(p.config.tuning.connection_bytes_max);
     let left = |limit: u32| {
         let packets = limit.saturating_sub(conn.in_flight_bytes) / conn.segment;

@@ -108,6 +108,8 @@ pub struct PathTx {
     pub pto_count: u32,
     /// Probe timeouts in a row during which packets sent later on siblings were answered.
     pub strikes: u32,
+    /// When the last packet left on it.
+    pub last_sent: Nanos,
     /// Last probe sent for silence.
     pub last_probe: Nanos,
     /// Last time an ACK brought news.
@@ -145,6 +147,7 @@ impl PathTx {
             shunned: false,
             pto_count: 0,
             strikes: 0,
+            last_sent: 0,
             last_probe: 0,
             last_progress: 0,
             reorder_tolerance_ns: 0,
@@ -187,6 +190,7 @@ impl PathTx {
         let frame0 = self.base_frame + self.frames.len() as u64 - u64::from(frames);
         self.pkts.push_back(Pkt { sent: now, frame0, bytes, frames, state: PktState::InFlight });
         self.in_flight += 1;
+        self.last_sent = now;
         self.peaks[0] = self.peaks[0].max(self.in_flight);
     }
     /// Most packets in flight lately; `acked` is the highest PSN just reported.

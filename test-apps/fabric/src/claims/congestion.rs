@@ -12,8 +12,8 @@ const SHALLOW: &str = include_str!("../../scenarios/shallow.toml");
 /// measuring begins (the third round trip; with a thousand the third round of one packet each) and ends.
 const CROWDS: [(u32, [&str; 4]); 3] = [
     (8, ["link.buffer_kib=2048", "warmup_us=60", "duration_us=3000", "traffic.0.size=65536"]),
-    (64, ["link.buffer_kib=8192", "warmup_us=60", "duration_us=6000", "traffic.0.size=65536"]),
-    (1000, ["link.buffer_kib=32768", "warmup_us=1050", "duration_us=8050", "traffic.0.size=4096"]),
+    (64, ["link.buffer_kib=8192", "warmup_us=400", "duration_us=6000", "traffic.0.size=65536"]),
+    (1000, ["link.buffer_kib=32768", "warmup_us=1050", "duration_us=8050", "traffic.0.size=16384"]),
 ];
 
 /// Many Writes to one host.
@@ -38,6 +38,10 @@ fn crowd(b: &mut Bench, text: &str, spread: f64) {
                 ("traffic.0.pattern.count", senders.to_string()),
             ]);
             with.extend(settings.iter().map(|s| (*s).to_owned()));
+            if text == FAN_IN && senders < 1000 {
+                // The first round trip brings the requests.
+                with.push("warmup_us=500".to_owned());
+            }
             let o = b.run(text, &with);
             // ECN threshold and one bandwidth-delay product of 100 Gb/s and the round trip of a full packet.
             let bound = 100.0 + 12.5e3 * 11.4 / 1024.0;
