@@ -1,4 +1,4 @@
-//! Developer commands: `cargo xtask demo`, `test`, `soak`, `bench`.
+//! Developer commands: `cargo xtask demo`, `test`, `soak`, `bench`, `results`.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, expect(non_snake_case, reason = "tests are named subject__case"))]
@@ -10,6 +10,7 @@ mod ladder;
 mod packages;
 mod pyverbs;
 mod report;
+mod results;
 mod seed;
 mod stock;
 mod tidy;
@@ -54,6 +55,18 @@ enum Task {
         #[arg(long)]
         minutes: Option<u64>,
     },
+    /// The table of claims, measured in the simulator; exit code 1 when one falls short; writes docs/results.md
+    Results {
+        /// A subset that takes a few minutes
+        #[arg(long)]
+        quick: bool,
+        /// Only claims whose name contains this (then the page is not written)
+        #[arg(long, value_name = "NAME")]
+        only: Option<String>,
+        /// Write all rows to this file
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
+    },
     /// Bandwidth and latency beside plain UDP and TCP in one run; exit code 1 below the goals
     Bench {
         /// Fewer and shorter runs
@@ -80,6 +93,9 @@ fn main() -> ExitCode {
             ladder::run(&workspace, options, Report::new(filter))
         }
         Task::Soak { seed, minutes } => stock::soak(&workspace, seed.unwrap_or_else(seed::fresh), minutes),
+        Task::Results { quick, only, json } => {
+            results::run(&workspace, results::Options { quick, only: only.as_deref(), json: json.as_deref() })
+        }
         Task::Bench { quick, json } => bench::run(&workspace, quick, json.as_deref()),
     };
     match result {
