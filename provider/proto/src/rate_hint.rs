@@ -74,8 +74,7 @@ impl Allowance {
         let first = u64::from(limits::FIRST_WINDOW_PACKETS * segment);
         let bytes = if self.is_fresh(now, rtt_ns, segment) {
             // The rate alone keeps queues short; while one stands, the window drains it.
-            let more = if risen { 1 } else { 4 };
-            bdp(rtt_ns + rtt_ns * more / 4) + u64::from(segment) * more.min(2)
+            if risen { bdp(rtt_ns).max(u64::from(segment)) } else { 2 * (bdp(rtt_ns) + u64::from(segment)) }
         } else if self.rate_bps > 0 {
             // After a pause: what was allowed last, but not more than a newcomer's first window.
             bdp(rtt_ns.min(limits::FIRST_WINDOW_SPAN_NS)).clamp(u64::from(segment), first)

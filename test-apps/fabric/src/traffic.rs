@@ -228,7 +228,14 @@ pub fn post(now: Nanos, flow: &mut Flow, index: usize, hosts: &mut [Host], batch
 }
 
 /// Takes one completion of a flow in.
-pub fn complete(now: Nanos, flow: &mut Flow, index: usize, hosts: &[Host], c: &Completion, measured: bool) {
+pub fn complete(
+    now: Nanos,
+    flow: &mut Flow,
+    index: usize,
+    hosts: &[Host],
+    c: &Completion,
+    measured_from: Nanos,
+) {
     let n = flow.done;
     flow.disorder += u64::from(c.wr_id != n);
     if c.status != WcStatus::Success {
@@ -239,7 +246,7 @@ pub fn complete(now: Nanos, flow: &mut Flow, index: usize, hosts: &[Host], c: &C
     let range = at..at + len as usize;
     let bytes = |h: usize| hosts[h].memory.bytes(index).map(|b| &b[range.clone()]);
     flow.different += u64::from(bytes(flow.from) != bytes(flow.to));
-    if measured {
+    if flow.posted_at[slot as usize] >= measured_from {
         flow.latencies.push(now - flow.posted_at[slot as usize]);
     }
     flow.done += 1;

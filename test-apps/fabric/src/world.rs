@@ -84,7 +84,7 @@ pub struct World {
     pub zero: Nanos,
     /// Events handled.
     pub events: u64,
-    measuring: bool,
+    measuring_from: Nanos,
     packets: Slab,
     queue: BinaryHeap<Reverse<(Nanos, u64, Happening)>>,
     serial: u64,
@@ -129,7 +129,7 @@ impl World {
             fate: Fate::default(),
             zero: 0,
             events: 0,
-            measuring: false,
+            measuring_from: Nanos::MAX,
             packets: Slab::default(),
             queue: BinaryHeap::new(),
             serial: 0,
@@ -415,7 +415,7 @@ impl World {
                 continue;
             };
             let f = f as usize;
-            traffic::complete(self.now, &mut self.flows[f], f, &self.hosts, &c, self.measuring);
+            traffic::complete(self.now, &mut self.flows[f], f, &self.hosts, &c, self.measuring_from);
             match self.flows[f].collective {
                 Some(c) => self.step_collective(c, h),
                 None => self.pump(f),
@@ -528,7 +528,7 @@ impl World {
         self.at(self.now + (self.scenario.sample_us * 1000.0) as Nanos, Happening::Sample);
     }
     fn measure(&mut self) {
-        self.measuring = true;
+        self.measuring_from = self.now;
         self.full_from = self.fate.full;
         self.measured_from = self.placed();
         self.wire_from = self.topology.ports.iter().map(|p| p.departed(self.now)).collect();
