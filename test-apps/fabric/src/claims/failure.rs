@@ -40,9 +40,9 @@ pub fn plane_death(b: &mut Bench) {
                 let worst = early.min(late) / whole;
                 b.row(
                     format!("{way}, plane {plane}, K {}", burst_name(burst)),
-                    ">= 95 % of 3/4 after 5 ms; 4/4 within 1 s of repair",
+                    ">= 95 % of 3/4 after 5 ms; 4/4 within 1 s of repair (to 3 %)",
                     format!("{} of 4/4, then {} 30 ms after repair", percent(worst), percent(back / whole)),
-                    worst >= 0.95 * 0.75 && back / whole >= 0.99,
+                    worst >= 0.95 * 0.75 && back / whole >= 0.97,
                     &[&o],
                 );
             }
