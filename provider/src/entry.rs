@@ -87,6 +87,7 @@ pub(crate) static OPS: verbs_context_ops = verbs_context_ops::EMPTY
     .post_srq_ops(post_srq_ops)
     .post_srq_recv(post_srq_recv)
     .query_device_ex(query_device_ex)
+    .query_ece(query_ece)
     .query_port(query_port)
     .query_qp(query_qp)
     .query_qp_data_in_order(query_qp_data_in_order)
@@ -97,6 +98,7 @@ pub(crate) static OPS: verbs_context_ops = verbs_context_ops::EMPTY
     .req_notify_cq(req_notify_cq)
     .rereg_mr(rereg_mr)
     .resize_cq(resize_cq)
+    .set_ece(set_ece)
     .unimport_dm(unimport_dm)
     .unimport_mr(unimport_mr)
     .unimport_pd(unimport_pd);
@@ -400,6 +402,28 @@ unsafe extern "C" fn query_qp(
         let (attributes, made_of) = object::<Qp>(qp)?.query();
         put(attr, attributes)?;
         put(init, made_of)
+    })
+}
+
+/// There are no options to negotiate: a connection is what it is with every peer.
+unsafe extern "C" fn query_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
+    // SAFETY: module comment.
+    verb("ibv_query_ece", || unsafe {
+        object::<Qp>(qp)?;
+        put(ece, ibv_ece { vendor_id: crate::limits::VENDOR_ID, options: 0, comp_mask: 0 })
+    })
+}
+
+/// Takes what `query_ece` of a peer gave; EOPNOTSUPP for any option, EINVAL for what is not known to mean something.
+unsafe extern "C" fn set_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
+    // SAFETY: module comment.
+    verb("ibv_set_ece", || unsafe {
+        object::<Qp>(qp)?;
+        match attributes(ece)? {
+            ece if ece.comp_mask != 0 => Err(libc::EINVAL),
+            ece if ece.options != 0 => Err(libc::EOPNOTSUPP),
+            _ => Ok(()),
+        }
     })
 }
 

@@ -120,10 +120,8 @@ fn table_of_verbs_leaves_out_what_is_not_built() {
             "detach_mcast",
             "modify_flow_action_esp",
             "modify_qp_rate_limit",
-            "query_ece",
             "read_counters",
             "reg_dmabuf_mr",
-            "set_ece",
         ]
     );
 }

@@ -350,6 +350,8 @@ typed_ops! {
     destroy_wq(*mut ibv_wq) -> c_int;
     modify_wq(*mut ibv_wq, *mut ibv_wq_attr) -> c_int;
     post_srq_ops(*mut ibv_srq, *mut ibv_ops_wr, *mut *mut ibv_ops_wr) -> c_int;
+    query_ece(*mut ibv_qp, *mut ibv_ece) -> c_int;
+    set_ece(*mut ibv_qp, *mut ibv_ece) -> c_int;
     dealloc_mw(*mut ibv_mw) -> c_int;
     free_dm(*mut ibv_dm) -> c_int;
     import_dm(*mut ibv_context, u32) -> *mut ibv_dm;
