@@ -203,6 +203,7 @@ impl Endpoint {
         if conn.close_at <= now {
             conn.close_due = true;
             conn.close_at = now + limits::CLOSE_EVERY_NS;
+            conn.untell_acks();
         }
         if conn.state == ConnState::Connecting && conn.hello.tries > 10 {
             let wanted = p.qps.iter_mut().any(|q| q.tx.conn == Some(index) && q.tx.outstanding());
@@ -529,13 +530,20 @@ impl Endpoint {
         p.arm_conn(&mut conn);
         self.put(conn);
     }
-    /// Ends what is outstanding on a QP with RETRY_EXC_ERR.
-    pub(crate) fn fail_stream(&mut self, now: Nanos, qpn: Qpn, sink: &mut impl Sink) {
+    /// Whoever took the first part of this stream is gone, and nobody else may take the rest (MR-CLOSE-2). What is
+    /// outstanding ends with RETRY_EXC_ERR when its own retries are over, not before: a program that counts its
+    /// completions may be content with those that came with the farewell. Without a timeout it ends now.
+    pub(crate) fn await_end(&mut self, now: Nanos, qpn: Qpn, sink: &mut impl Sink) {
         let Some(qp) = self.qps.get(qpn).filter(|q| q.tx.outstanding()) else { return };
-        let (Some(index), msn) = (qp.tx.conn, qp.tx.sq.base_msn()) else { return };
+        let (Some(index), msn, index_of) = (qp.tx.conn, qp.tx.sq.base_msn(), qpn.index() as u16) else {
+            return;
+        };
+        if qp.patience_ns().is_some() {
+            return parts!(self, now, sink).arm_qp(index_of);
+        }
         let Some(mut conn) = self.conns[index as usize].take() else { return };
         let mut p = parts!(self, now, sink);
-        p.fail_local(&mut conn, qpn.index() as u16, msn, WcStatus::RetryExcErr);
+        p.fail_local(&mut conn, index_of, msn, WcStatus::RetryExcErr);
         self.put(conn);
     }
     /// Who of the senders has fallen silent leaves its share to the others.

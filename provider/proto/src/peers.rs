@@ -111,7 +111,7 @@ impl Endpoint {
         Ok(index as u32)
     }
 
-    /// Makes sure a QP with work has a living connection. False: its stream has ended in error instead.
+    /// Makes sure a QP with work has a living connection. False: there is none for it, and its work ends in error.
     pub(crate) fn ensure_conn(&mut self, now: Nanos, qpn: Qpn, sink: &mut impl Sink) -> bool {
         let Some(qp) = self.qps.get(qpn) else { return false };
         let (Some(index), Some(remote)) = (qp.tx.conn, qp.attrs.remote) else { return false };
@@ -127,7 +127,7 @@ impl Endpoint {
             return true;
         }
         if accepted {
-            self.fail_stream(now, qpn, sink);
+            self.await_end(now, qpn, sink);
             return false;
         }
         if let Some(conn) = self.conn_mut(index) {

@@ -344,3 +344,27 @@ fn memory_that_is_not_there__ends_the_stream_in_its_turn() {
         }
     }
 }
+
+/// A peer that ends while work is outstanding: what it took is complete, what it did not take ends when the QP's own
+/// retries are over and not with the farewell.
+#[test]
+fn farewell__ends_what_is_outstanding_only_after_the_retries() {
+    for (timeout, expected) in [(14, 4096 << 14), (0, 0)] {
+        let mut net = Net::new(2, 12);
+        let (qa, qb) = net.pair(0, 1);
+        net.make_rts(1, qb, timeout, 0, 7);
+        let keys = [net.mr(0, 0, 1 << 20), net.mr(1, 0, 1 << 20)];
+        net.recv(0, qa, 0, sge(0, 4096, keys[0]));
+        for id in 1..=2 {
+            net.send(1, qb, wr(id, Opcode::Send, 64, 1), &[sge(0, 64, keys[1])]);
+        }
+        net.run_until(SECOND, "first message", |n| !n.hosts[1].log.completions.is_empty());
+        let (now, begun) = (net.now, net.now);
+        net.hosts[0].ep.close(now);
+        net.run_until(SECOND, "farewell", |n| n.hosts[0].ep.closed());
+        let ends = |n: &mut Net| n.hosts[1].log.completions.len() == 2;
+        net.run_until(SECOND, "end of the second message", ends);
+        assert_eq!(statuses(&net, 1, 1), [(1, WcStatus::Success), (2, WcStatus::RetryExcErr)]);
+        assert!(net.now - begun >= expected * 3 / 4, "after {} of {expected} ns", net.now - begun);
+    }
+}
