@@ -49,6 +49,11 @@ pub fn run_in(namespace: &File, program: &str, arguments: &[&str]) -> Result<Str
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             return Err(Failure::CannotHere(CannotHere(format!("{program} is not installed"))));
         }
+        // A host gets its own /sys, for which the mounts are cut from everybody else's: not possible below a chroot.
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+            let why = "the root directory is not a mount point (a chroot)";
+            return Err(Failure::CannotHere(CannotHere(why.into())));
+        }
         Err(error) => return Err(Failure::Broken(format!("{program}: {error}"))),
     };
     if done.status.success() {

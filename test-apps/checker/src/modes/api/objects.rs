@@ -83,7 +83,8 @@ fn query(session: &mut Session) -> Outcome {
     };
     let mut end = End::new(session, &Setup { attr, ..Setup::default() })?;
     end.connect(session)?;
-    let want = Attr { state: state::RTS, ..end.attr_for(0) };
+    // An RC QP has no Q_Key.
+    let want = Attr { state: state::RTS, qkey: 0, ..end.attr_for(0) };
     let got = end.qps[0].query()?;
     session.check("query_qp returns what modify_qp set", got == want, format!("{got:?} want {want:?}"));
     let info = end.info;
