@@ -1,8 +1,9 @@
-//! `metaroce-bench`: the yardsticks MetaRoCE is measured against. No verbs here: plain UDP sockets, used as
-//! well as the kernel lets them, between two processes. `blast` bounds bandwidth from above, `udp-pingpong`
+//! `metaroce-bench`: the yardsticks MetaRoCE is measured against, and what its core costs. No verbs here: plain UDP
+//! sockets, used as well as the kernel lets them, between two processes. `blast` bounds bandwidth from above, `udp-pingpong`
 //! latency from below.
 
 mod blast;
+mod core;
 mod pair;
 mod pingpong;
 mod socket;
@@ -26,12 +27,18 @@ enum Command {
     Blast(blast::Args),
     /// UDP ping-pong, spinning or blocking: the lower bound of a small message's latency.
     UdpPingpong(pingpong::Args),
+    /// The protocol core alone: cost per packet, allocations, and memory per connection.
+    Core(core::Args),
 }
+
+#[global_allocator]
+static ALLOCATOR: core::Counting = core::Counting;
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Blast(args) => blast::run(&args),
         Command::UdpPingpong(args) => pingpong::run(&args),
+        Command::Core(args) => core::run(&args).map_err(std::io::Error::other),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
