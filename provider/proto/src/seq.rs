@@ -76,20 +76,25 @@ impl Window {
             return;
         }
         self.grow(end);
-        let capacity = self.bits.len() as u64 * 64;
         let mut at = first.max(self.base);
         while at < end {
             let stop = end.min(at - at % 64 + 64);
-            self.bits[(at % capacity / 64) as usize] |= mask(at, stop);
+            let index = self.index(at);
+            self.bits[index] |= mask(at, stop);
             at = stop;
         }
         self.slide();
     }
 
+    /// Place of a number's word; there are a power of two of them, so that no division is needed.
+    fn index(&self, number: u64) -> usize {
+        (number / 64) as usize & (self.bits.len() - 1)
+    }
+
     fn slide(&mut self) {
-        let capacity = self.bits.len() as u64 * 64;
         loop {
-            let word = &mut self.bits[(self.base % capacity / 64) as usize];
+            let index = self.index(self.base);
+            let word = &mut self.bits[index];
             let ones = (*word >> (self.base % 64)).trailing_ones() as u64;
             let left = 64 - self.base % 64;
             if ones < left {
@@ -105,7 +110,7 @@ impl Window {
         let held_end = self.base - self.base % 64 + capacity;
         while at < end {
             let stop = end.min(at - at % 64 + 64);
-            let word = if at < held_end { self.bits[(at % capacity / 64) as usize] } else { 0 };
+            let word = if at < held_end { self.bits[self.index(at)] } else { 0 };
             f(word, mask(at, stop));
             at = stop;
         }
