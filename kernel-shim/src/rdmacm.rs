@@ -28,6 +28,7 @@ mod command;
 mod fork;
 mod id;
 mod machine;
+mod multicast;
 mod os;
 mod service;
 mod socket;

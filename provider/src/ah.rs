@@ -7,6 +7,7 @@ use rdma_core_sys::{ibv_ah, ibv_ah_attr};
 
 use crate::addr::Addresses;
 use crate::ffi::{CPart, Object, Result, next_handle};
+use crate::limits::PORT;
 use crate::pd::{Pd, PdShared};
 
 /// An address handle.
@@ -25,10 +26,13 @@ unsafe impl Object for Ah {
 }
 
 impl Ah {
-    /// EINVAL when the address vector is not one of RoCE.
+    /// EINVAL when the address vector is not one of RoCE, see [`PdShared::may_omit_route`].
     pub(crate) fn create(pd: &Pd, attr: &ibv_ah_attr) -> Result<Box<Self>> {
         let pd = Arc::clone(&pd.shared);
-        let remote = Addresses::resolve(&pd.context.net, attr)?.remote;
+        let remote = match pd.context.net.gid_address(0) {
+            Some(own) if attr.is_global == 0 && attr.port_num == PORT && pd.may_omit_route() => own,
+            _ => Addresses::resolve(&pd.context.net, attr)?.remote,
+        };
         let _c = CPart::new(|ah: &mut ibv_ah| ah.handle = next_handle());
         Ok(Box::new(Self { _c, remote, _pd: pd }))
     }

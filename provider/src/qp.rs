@@ -105,7 +105,7 @@ impl Qp {
             let qp = wr::plain_part(c);
             qp.context = context;
             qp.qp_context = attr.qp_context;
-            qp.pd = attr.pd;
+            qp.pd = if attr.comp_mask & IBV_QP_INIT_ATTR_PD != 0 { attr.pd } else { std::ptr::null_mut() };
             qp.send_cq = attr.send_cq;
             qp.recv_cq = attr.recv_cq;
             qp.srq = attr.srq;
@@ -159,6 +159,9 @@ impl Qp {
         self.engine.modify(&change)?;
         if to == IBV_QPS_RESET {
             *recorded = ibv_qp_attr::default();
+        }
+        if self.qp_type == IBV_QPT_UD && mask & IBV_QP_QKEY != 0 {
+            self.pd.note_qkey(attr.qkey);
         }
         record(&mut recorded, attr, mask);
         Ok(())
@@ -273,9 +276,9 @@ pub(crate) fn check_features(attr: &ibv_qp_init_attr_ex) -> Result<QpType> {
     if spread != 0 && (spread != SPREAD || attr.qp_type != IBV_QPT_RAW_PACKET) {
         return Err(libc::EINVAL);
     }
-    // A responder of XRC is in a domain, all others are in a PD.
+    // A responder of XRC is in a domain, all others are in a PD. librdmacm gives it a PD besides, to ask for it again.
     let within = if attr.qp_type == IBV_QPT_XRC_RECV { IBV_QP_INIT_ATTR_XRCD } else { IBV_QP_INIT_ATTR_PD };
-    if attr.comp_mask & (IBV_QP_INIT_ATTR_XRCD | IBV_QP_INIT_ATTR_PD) != within {
+    if attr.comp_mask & within == 0 || attr.comp_mask & !within & IBV_QP_INIT_ATTR_XRCD != 0 {
         return Err(libc::EINVAL);
     }
     match attr.qp_type {

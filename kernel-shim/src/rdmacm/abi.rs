@@ -78,6 +78,7 @@ pub(super) mod event {
     pub(crate) const REJECTED: u32 = 8;
     pub(crate) const ESTABLISHED: u32 = 9;
     pub(crate) const DISCONNECTED: u32 = 10;
+    pub(crate) const MULTICAST_JOIN: u32 = 12;
     pub(crate) const TIMEWAIT_EXIT: u32 = 15;
 }
 
@@ -129,6 +130,10 @@ plain! {
     struct Disconnect[4] { id: u32, }
     struct GetEvent[8] { response: u64, }
     struct SetOption[24] { optval: u64, id: u32, level: u32, optname: u32, optlen: u32, }
+    struct JoinIpMcast[48] { response: u64, uid: u64, addr: [u8; 28], id: u32, }
+    struct JoinMcast[152] {
+        response: u64, uid: u64, id: u32, addr_size: u16, join_flags: u16, addr: [u8; 128],
+    }
     struct MigrateId[16] { response: u64, id: u32, fd: u32, }
     /// struct rdma_ucm_event_resp; `param` is a ConnParam or a UdParam.
     struct EventResp[336] {

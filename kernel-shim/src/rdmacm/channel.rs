@@ -19,6 +19,8 @@ pub(super) struct Queued {
     pub counted_for: u32,
     /// The id that a request made.
     pub request: Option<u32>,
+    /// The multicast group that it is about.
+    pub group: Option<u32>,
     pub response: EventResp,
 }
 
@@ -64,6 +66,12 @@ impl Channel {
         taken
     }
 
+    /// Forgets all events about a multicast group.
+    pub(super) fn take_group(&mut self, group: u32, fd: c_int) {
+        self.queue.retain(|event| event.group != Some(group));
+        self.settle(fd);
+    }
+
     /// Makes the end unreadable when there is nothing to read.
     fn settle(&mut self, fd: c_int) {
         if self.queue.is_empty() && self.bytes > 0 {
@@ -89,7 +97,12 @@ mod tests {
     fn channel__is_readable_exactly_while_events_wait() {
         let [app, ours] = os::socket_pair(libc::SOCK_CLOEXEC).unwrap();
         let mut channel = Channel::new(ours);
-        let event = |id| Queued { counted_for: id, request: None, response: EventResp::new(7, id, 0, 0) };
+        let event = |id| Queued {
+            counted_for: id,
+            request: None,
+            group: None,
+            response: EventResp::new(7, id, 0, 0),
+        };
         assert!(!is_readable(&app) && channel.pop(app.as_raw_fd()).is_none());
         for round in 0..1000 {
             channel.push(event(round % 2));

@@ -1,8 +1,7 @@
 //! The commands that are written to an rdma_cm descriptor.
 //!
 //! Errors are those of the kernel's ucma where it has the same case. Not there: AF_IB addresses and the commands that
-//! carry them (ENOSYS, so that librdmacm uses the IP commands; its port space IB works with IP addresses), multicast
-//! (EOPNOTSUPP).
+//! carry them (ENOSYS, so that librdmacm uses the IP commands; its port space IB works with IP addresses).
 
 use std::ffi::c_int;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -57,19 +56,20 @@ impl Command<'_> {
             cmd::SET_OPTION => self.set_option(service),
             cmd::NOTIFY => self.notify(service),
             cmd::MIGRATE_ID => self.migrate_id(service),
-            cmd::JOIN_IP_MCAST | cmd::JOIN_MCAST => Err(libc::EOPNOTSUPP),
-            cmd::LEAVE_MCAST => Err(libc::ENOENT),
+            cmd::JOIN_IP_MCAST => self.join_ip_mcast(service),
+            cmd::JOIN_MCAST => self.join_mcast(service),
+            cmd::LEAVE_MCAST => self.leave_mcast(service),
             _ => Err(libc::ENOSYS),
         }
         .map(|()| Outcome::Done)
     }
 
-    fn read<T: Plain>(&self) -> T {
+    pub(super) fn read<T: Plain>(&self) -> T {
         T::read(self.payload)
     }
 
     /// Writes an answer, as much of it as the caller has room for and at least `bytes_min`.
-    fn respond(&self, address: u64, answer: &[u8], bytes_min: usize) -> Result<(), c_int> {
+    pub(super) fn respond(&self, address: u64, answer: &[u8], bytes_min: usize) -> Result<(), c_int> {
         let room = usize::from(self.header.bytes_out);
         if room < bytes_min {
             return Err(libc::ENOSPC);
@@ -89,7 +89,7 @@ impl Command<'_> {
     }
 
     /// An id of this channel.
-    fn id<'s>(&self, service: &'s mut Service, number: u32) -> Result<&'s mut Id, c_int> {
+    pub(super) fn id<'s>(&self, service: &'s mut Service, number: u32) -> Result<&'s mut Id, c_int> {
         let id = service.ids.get_mut(&number).ok_or(libc::ENOENT)?;
         if id.channel == self.channel { Ok(id) } else { Err(libc::EINVAL) }
     }
@@ -416,6 +416,9 @@ impl Command<'_> {
         let Some(queued) = channel.pop(self.fd) else { return Ok(Outcome::NoEvent) };
         if let Some(id) = service.ids.get_mut(&queued.counted_for) {
             id.events_reported += 1;
+        }
+        if let Some(group) = queued.group.and_then(|group| service.groups.get_mut(&group)) {
+            group.events_reported += 1;
         }
         if queued.request.is_some() {
             service.machine.request_taken(queued.counted_for);

@@ -61,6 +61,22 @@ pub(super) fn out_of_the_way(fd: OwnedFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(high) })
 }
 
+/// Gives the application's end a number above those of its other descriptors, where there is one. librspreload takes a
+/// socket's descriptor for any other of the same number as the socket's event channel, if that is lower: then select()
+/// reports the wrong one, and iperf3 waits for ever. Below what select() can hold.
+pub(super) fn above_others(fd: OwnedFd, close_on_exec: bool) -> OwnedFd {
+    const ABOVE: c_int = 200;
+    let command = if close_on_exec { libc::F_DUPFD_CLOEXEC } else { libc::F_DUPFD };
+    // SAFETY: a system call on a descriptor that `fd` keeps open.
+    let high = unsafe { libc::fcntl(fd.as_raw_fd(), command, ABOVE) };
+    if high < 0 {
+        return fd;
+    }
+    // SAFETY: the descriptor is new and nobody else's.
+    let high = unsafe { OwnedFd::from_raw_fd(high) };
+    if (high.as_raw_fd() as usize) < libc::FD_SETSIZE { high } else { fd }
+}
+
 /// Sends one byte without blocking; a full buffer means that there are bytes enough.
 pub(super) fn ring(fd: &OwnedFd) {
     // SAFETY: the byte is valid for the call.

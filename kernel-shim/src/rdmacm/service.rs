@@ -10,6 +10,7 @@ use super::abi::{self, AhAttr, ConnParam, EventResp, Plain, UdParam, event};
 use super::channel::{Channel, Queued};
 use super::id::{Id, private_bytes};
 use super::machine::{self, Arrival, Conn, Key, Machine, Output};
+use super::multicast::Group;
 use super::os::{self, Epoll, errno_of};
 use super::socket::{Received, Socket};
 use super::wire::PACKET_BYTES_MAX;
@@ -57,6 +58,8 @@ pub(super) struct Service {
     pub machine: Machine,
     pub ids: BTreeMap<u32, Id>,
     pub channels: BTreeMap<u64, Channel>,
+    /// Multicast groups that ids have joined.
+    pub groups: BTreeMap<u32, Group>,
     shared: Option<Socket>,
     pub epoll: Epoll,
     wake: Wake,
@@ -108,6 +111,7 @@ impl Service {
             machine: Machine::new(os::entropy()),
             ids: BTreeMap::new(),
             channels: BTreeMap::new(),
+            groups: BTreeMap::new(),
             shared: None,
             epoll,
             wake,
@@ -159,6 +163,7 @@ impl Service {
         let mut pair = || -> io::Result<c_int> {
             let flags = flags & (libc::O_CLOEXEC | libc::O_NONBLOCK);
             let [app, ours] = os::socket_pair(flags)?;
+            let app = os::above_others(app, flags & libc::O_CLOEXEC != 0);
             let inode = os::socket_inode(app.as_raw_fd()).ok_or(io::ErrorKind::Unsupported)?;
             self.epoll.add(&ours, Source::Channel(inode).token(), false)?;
             self.channels.insert(inode, Channel::new(ours));
@@ -194,6 +199,7 @@ impl Service {
     pub(super) fn remove_id(&mut self, now: u64, number: u32, fd: Option<c_int>) -> u32 {
         let Some(id) = self.ids.remove(&number) else { return 0 };
         self.machine.unlisten(number);
+        self.groups.retain(|_, group| group.id != number);
         if let Some(key) = id.key {
             self.machine.destroy(now, key);
         }
@@ -227,7 +233,7 @@ impl Service {
     fn push(&mut self, counted_for: u32, request: Option<u32>, response: EventResp) {
         let channel = self.ids.get(&counted_for).map(|id| id.channel);
         if let Some(channel) = channel.and_then(|inode| self.channels.get_mut(&inode)) {
-            channel.push(Queued { counted_for, request, response });
+            channel.push(Queued { counted_for, request, group: None, response });
         }
     }
 
