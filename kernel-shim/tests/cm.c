@@ -1,5 +1,6 @@
 /* Two processes connect through the rdma_cm device by its commands alone, so without any library or QP.
-   Argument: what happens (talk, reject, nobody, killed) and the address. Prints what is wrong, exits 1 if anything is. */
+   Arguments: what happens (talk, reject, nobody, killed, groups, cycles, ends) and the address, for cycles how many.
+   Prints what is wrong, exits 1 if anything is. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -22,8 +23,8 @@
 		}                                                                                            \
 	} while (0)
 
-enum { CREATE_ID, DESTROY_ID, BIND_IP, RESOLVE_IP, RESOLVE_ROUTE, QUERY_ROUTE, CONNECT, LISTEN, ACCEPT, REJECT, DISCONNECT, INIT_QP_ATTR, GET_EVENT };
-enum { ADDR_RESOLVED = 0, ROUTE_RESOLVED = 2, CONNECT_REQUEST = 4, CONNECT_RESPONSE = 5, REJECTED = 8, ESTABLISHED = 9, DISCONNECTED = 10, TIMEWAIT_EXIT = 15 };
+enum { CREATE_ID, DESTROY_ID, BIND_IP, RESOLVE_IP, RESOLVE_ROUTE, QUERY_ROUTE, CONNECT, LISTEN, ACCEPT, REJECT, DISCONNECT, INIT_QP_ATTR, GET_EVENT, JOIN_IP_MCAST = 16, LEAVE_MCAST };
+enum { ADDR_RESOLVED = 0, ROUTE_RESOLVED = 2, CONNECT_REQUEST = 4, CONNECT_RESPONSE = 5, UNREACHABLE = 7, REJECTED = 8, ESTABLISHED = 9, DISCONNECTED = 10, MULTICAST_JOIN = 12, TIMEWAIT_EXIT = 15 };
 
 static int cm;
 static struct { uint32_t number; uint16_t in, out; char body[512]; } command;
@@ -44,8 +45,13 @@ static void put64(int at, uint64_t value)
 	put(at, &value, 8);
 }
 
+/* Commands until this process is killed; 0: never. */
+static int commands_to_live;
+
 static int run(uint32_t number, uint16_t in, uint16_t out)
 {
+	if (commands_to_live && !--commands_to_live)
+		kill(getpid(), SIGKILL);
 	command.number = number, command.in = in, command.out = out;
 	ssize_t written = write(cm, &command, 8 + in);
 	int error = errno;
@@ -54,12 +60,17 @@ static int run(uint32_t number, uint16_t in, uint16_t out)
 	return written == 8 + in;
 }
 
-static uint32_t create(uint64_t uid)
+static uint32_t create_of(uint64_t uid, uint32_t port_space, uint32_t qp_type)
 {
 	uint32_t id = ~0u;
-	put64(0, uid), put64(8, (uintptr_t)&id), put32(16, 0x0106 | 2 << 16);
+	put64(0, uid), put64(8, (uintptr_t)&id), put32(16, port_space | qp_type << 16);
 	CHECK(run(CREATE_ID, 24, 4));
 	return id;
+}
+
+static uint32_t create(uint64_t uid)
+{
+	return create_of(uid, 0x0106, 2);
 }
 
 static uint32_t destroy(uint32_t id)
@@ -184,12 +195,233 @@ static void server(const char *what, uint32_t listen)
 	CHECK(destroy(listen) == 1);
 }
 
+static uint32_t join(uint32_t id, const char *group, int error)
+{
+	uint32_t handle = ~0u;
+	put64(0, (uintptr_t)&handle), put64(8, 5), to_address(16, group, 0), put32(44, id);
+	int got = run(JOIN_IP_MCAST, 48, 4) ? 0 : errno;
+	CHECK(got == error);
+	return handle;
+}
+
+static uint32_t leave(uint32_t handle)
+{
+	uint32_t reported = ~0u;
+	put64(0, (uintptr_t)&reported), put32(8, handle);
+	CHECK(run(LEAVE_MCAST, 16, 4));
+	return reported;
+}
+
+static int quiet(void)
+{
+	struct pollfd ready = { cm, POLLIN, 0 };
+	return poll(&ready, 1, 0) == 0;
+}
+
+/* A datagram id joins and leaves groups; the events it took are counted for the group and for the id. */
+static void groups(const char *address)
+{
+	int v6 = strchr(address, ':') != NULL;
+	const char *group = v6 ? "ff05::1:3" : "239.1.2.3";
+	uint8_t gid[16] = { 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 239, 1, 2, 3 };
+	if (v6)
+		CHECK(inet_pton(AF_INET6, group, gid) == 1);
+	uint32_t id = create_of(4, 0x0111, 4);
+	join(id, group, EINVAL);
+	to_address(8, address, 0), put32(36, id);
+	CHECK(run(BIND_IP, 40, 0));
+	join(id, address, EINVAL);
+	join(id, v6 ? "239.1.2.3" : "ff05::1:3", EINVAL);
+	uint32_t handle = join(id, group, 0);
+	expect(MULTICAST_JOIN, 5);
+	CHECK(event.id == handle && event.status == 0 && event.qp_num == 0xffffff && event.qkey == 0x01234567);
+	CHECK(memcmp(event.data, gid, 16) == 0);
+	CHECK(leave(handle) == 1 && quiet());
+	put64(0, (uintptr_t)&handle), put32(8, handle);
+	int left = run(LEAVE_MCAST, 16, 4) ? 0 : errno;
+	CHECK(left == ENOENT);
+	handle = join(id, group, 0);
+	CHECK(!quiet() && leave(handle) == 0 && quiet());
+	join(id, group, 0);
+	CHECK(destroy(id) == 1 && quiet());
+	uint32_t stream = create(6);
+	to_address(8, address, 0), put32(36, stream);
+	CHECK(run(BIND_IP, 40, 0));
+	join(stream, group, EINVAL);
+	destroy(stream);
+}
+
+static int descriptors(void)
+{
+	int count = 0;
+	for (int fd = 0; fd < 4096; fd++)
+		count += fcntl(fd, F_GETFD) >= 0;
+	return count;
+}
+
+static long pages(void)
+{
+	long size, resident = 0;
+	FILE *statm = fopen("/proc/self/statm", "r");
+	CHECK(statm && fscanf(statm, "%ld %ld", &size, &resident) == 2);
+	fclose(statm);
+	return resident;
+}
+
+/* Ends an id. Nothing grows from one quarter of all connections to the next, memory by 2 MiB at most; of a client's
+   nothing waits any more after its end. */
+static void ended(uint32_t id, uint64_t uid, int round, int count)
+{
+	static int had_descriptors;
+	static long had_pages;
+	int quarter = (round + 1) % (count / 4) == 0;
+	if (quarter && uid == 2)
+		expect(TIMEWAIT_EXIT, uid);
+	destroy(id);
+	if (quarter && !had_descriptors)
+		had_descriptors = descriptors(), had_pages = pages();
+	else if (quarter) {
+		if (descriptors() != had_descriptors || pages() > had_pages + 512)
+			fprintf(stderr, "%d descriptors, had %d; %ld pages, had %ld\n", descriptors(), had_descriptors, pages(), had_pages);
+		CHECK(descriptors() == had_descriptors && pages() <= had_pages + 512);
+	}
+}
+
+static void cycles(const char *address, uint16_t port, uint32_t listen, int count)
+{
+	pid_t child = fork();
+	if (child == 0) {
+		opens();
+		for (int round = 0; round < count; round++) {
+			uint32_t id = connects(address, port);
+			expect(CONNECT_RESPONSE, 2);
+			accepts(id, 0, NULL);
+			put32(0, id);
+			CHECK(run(DISCONNECT, 4, 0));
+			expect(DISCONNECTED, 2);
+			ended(id, 2, round, count);
+		}
+		exit(0);
+	}
+	for (int round = 0; round < count; round++) {
+		expect(CONNECT_REQUEST, 1);
+		uint32_t id = event.id;
+		accepts(id, 3, "me");
+		expect(ESTABLISHED, 3);
+		expect(DISCONNECTED, 3);
+		ended(id, 3, round, count);
+	}
+	int status = -1;
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	CHECK(destroy(listen) == (uint32_t)count);
+}
+
+/* What an id hears last, of all that may follow. */
+static uint32_t last_event(uint32_t listen)
+{
+	for (;;) {
+		struct pollfd ready = { cm, POLLIN, 0 };
+		CHECK(poll(&ready, 1, 30000) == 1);
+		put64(0, (uintptr_t)&event);
+		CHECK(run(GET_EVENT, 8, sizeof event));
+		switch (event.event) {
+		case CONNECT_REQUEST:
+			accepts(event.id, 3, "me");
+			break;
+		case CONNECT_RESPONSE:
+			accepts(event.id, 0, NULL);
+			break;
+		case ESTABLISHED:
+			break;
+		default:
+			if (event.id != listen)
+				destroy(event.id);
+			return event.event;
+		}
+	}
+}
+
+/* One side is killed before each of its commands in turn: the other hears of it. The first six of a client lead to
+   its request; who is killed before them was never seen. */
+static void ends(const char *address)
+{
+	enum { BEFORE_REQUEST = 6, POINTS = 11 };
+	int had = descriptors();
+	for (int point = 1; point <= POINTS; point++) {
+		uint16_t port;
+		opens();
+		uint32_t listen = listener(address, &port);
+		pid_t child = fork();
+		if (child == 0) {
+			opens();
+			commands_to_live = point;
+			uint32_t id = connects(address, port);
+			expect(CONNECT_RESPONSE, 2);
+			accepts(id, 0, NULL);
+			for (;;)
+				run(QUERY_ROUTE, 4, 0);
+		}
+		if (point > BEFORE_REQUEST) {
+			uint32_t last = last_event(listen);
+			CHECK(last == UNREACHABLE || last == REJECTED || last == DISCONNECTED);
+		}
+		int status = -1;
+		CHECK(waitpid(child, &status, 0) == child && WTERMSIG(status) == SIGKILL);
+		CHECK(quiet());
+		destroy(listen);
+		close(cm);
+	}
+	for (int point = 1; point <= POINTS; point++) {
+		uint16_t port;
+		int told[2];
+		CHECK(pipe(told) == 0);
+		pid_t child = fork();
+		if (child == 0) {
+			opens();
+			uint32_t listen = listener(address, &port);
+			CHECK(write(told[1], &port, 2) == 2);
+			commands_to_live = point;
+			if (last_event(listen))
+				for (;;)
+					run(QUERY_ROUTE, 4, 0);
+		}
+		CHECK(read(told[0], &port, 2) == 2);
+		opens();
+		uint32_t id = connects(address, port);
+		if (point > 3)
+			/* It sees everything through, and is killed when it has nothing more to do. */
+			expect(CONNECT_RESPONSE, 2), accepts(id, 0, NULL), put32(0, id), run(DISCONNECT, 4, 0);
+		uint32_t last = last_event(~0u);
+		CHECK(last == UNREACHABLE || last == REJECTED || last == DISCONNECTED);
+		int status = -1;
+		CHECK(waitpid(child, &status, 0) == child && WTERMSIG(status) == SIGKILL);
+		close(cm), close(told[0]), close(told[1]);
+	}
+	for (int waited = 0; descriptors() > had + 8 && waited < 100; waited++)
+		usleep(50000);
+	CHECK(descriptors() <= had + 8);
+}
+
 int main(int argc, char **argv)
 {
-	CHECK(argc == 3);
+	CHECK(argc == 3 || argc == 4);
 	const char *what = argv[1], *address = argv[2];
 	uint16_t port;
+	if (!strcmp(what, "ends")) {
+		ends(address);
+		return 0;
+	}
 	opens();
+	if (!strcmp(what, "groups")) {
+		groups(address);
+		return 0;
+	}
+	if (!strcmp(what, "cycles")) {
+		CHECK(argc == 4);
+		uint32_t listen = listener(address, &port);
+		cycles(address, port, listen, atoi(argv[3]));
+		return 0;
+	}
 	uint32_t listen = listener(address, &port);
 	if (!strcmp(what, "nobody")) {
 		destroy(listen);

@@ -339,7 +339,7 @@ static void connection_manager(void)
 	char event[336];
 	struct cm_command get = { .word = { (uintptr_t)event } }, odd = { 0 };
 	int fd = open(CM_NODE, O_RDWR | O_CLOEXEC | O_NONBLOCK), copy = dup(fd);
-	CHECK(fd >= 0 && fd < 16 && fcntl(fd, F_GETFD) == FD_CLOEXEC && (fcntl(fd, F_GETFL) & O_NONBLOCK));
+	CHECK(fd >= 0 && fd < 1024 && fcntl(fd, F_GETFD) == FD_CLOEXEC && (fcntl(fd, F_GETFL) & O_NONBLOCK));
 	CHECK(!fstat(fd, &st) && S_ISCHR(st.st_mode) && !fstat64(copy, &st64) && S_ISCHR(st64.st_mode));
 	FAILS(commands(fd, 12, 8, sizeof event, &get), EAGAIN);
 	FAILS(commands(fd, 13, 8, 0, &odd), ENOSYS);

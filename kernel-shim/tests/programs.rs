@@ -147,7 +147,13 @@ fn connect(name: &str, address: &str, cm_loss: &str) {
     let built = built.expect("a C compiler links Rust programs, so there is one");
     assert!(built.status.success(), "{}", text(&built.stderr));
     let mut command = scratch.command(program.to_str().unwrap());
-    let output = command.args([name, address]).env("METAROCE_CM_LOSS", cm_loss).output().unwrap();
+    let output = command
+        .args(name.split(' ').take(1))
+        .arg(address)
+        .args(name.split(' ').skip(1))
+        .env("METAROCE_CM_LOSS", cm_loss)
+        .output()
+        .unwrap();
     assert!(output.status.success(), "{name} {address}: {}: {}", output.status, text(&output.stderr));
 }
 
@@ -166,6 +172,23 @@ fn connection__is_made_used_and_ended() {
 #[test]
 fn killed_peer__is_noticed() {
     connect("killed", "127.0.0.1", "0");
+    connect("ends", "127.0.0.1", "0");
+    connect("ends", "127.0.0.2", "0.05");
+}
+
+#[test]
+fn groups__are_joined_and_left_and_their_events_counted() {
+    connect("groups", "127.0.0.1", "0");
+    if std::net::UdpSocket::bind("[::1]:0").is_ok() {
+        connect("groups", "::1", "0");
+    }
+}
+
+/// `METAROCE_ROUNDS` makes it more.
+#[test]
+fn cycles__leave_nothing_behind() {
+    let rounds = std::env::var("METAROCE_ROUNDS").unwrap_or("1000".to_owned());
+    connect(&format!("cycles {rounds}"), "127.0.0.1", "0");
 }
 
 #[test]

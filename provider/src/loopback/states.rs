@@ -4,6 +4,7 @@ use rdma_core_sys::*;
 
 use super::world::*;
 use super::{PATIENCE, Published};
+use crate::ah::Ah;
 use crate::attr::transition;
 use crate::qp::Qp;
 
@@ -249,5 +250,23 @@ fn query_tells_what_was_set_and_granted() {
     assert_eq!(world.event(), (two.b.0 as u64, IBV_EVENT_QP_ACCESS_ERR));
     // SAFETY: a live QP that no other thread uses: the event is acknowledged.
     unsafe { (*two.b.0).events_completed += 1 };
+    two.destroy();
+}
+
+#[test]
+fn an_address_without_route_is_this_port_and_only_where_rdma_cm_has_datagrams() {
+    const RDMA_UDP_QKEY: u32 = 0x0123_4567;
+    let world = World::new(23_950);
+    let bare = ibv_ah_attr { port_num: 1, ..Default::default() };
+    assert_eq!(Ah::create(world.pd.get(), &bare).err(), Some(libc::EINVAL));
+    let two = world.two(IBV_QPT_UD, None);
+    for (qkey, expected) in [(RDMA_UDP_QKEY - 1, Some(libc::EINVAL)), (RDMA_UDP_QKEY, None)] {
+        let attr = ibv_qp_attr { qp_state: IBV_QPS_INIT, port_num: 1, qkey, ..Default::default() };
+        let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY;
+        two.a.get().modify(&attr, mask).expect("INIT");
+        assert_eq!(Ah::create(world.pd.get(), &bare).err(), expected);
+    }
+    let other_port = ibv_ah_attr { port_num: 2, ..bare };
+    assert_eq!(Ah::create(world.pd.get(), &other_port).err(), Some(libc::EINVAL));
     two.destroy();
 }

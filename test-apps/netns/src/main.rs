@@ -52,7 +52,11 @@ struct Cli {
     /// TCP).
     #[arg(long)]
     ready: Option<String>,
-    /// The client's command. In both commands {server} and {client} are IPv4 addresses of the hosts, in
+    /// The server is ready when something has this UDP port.
+    #[arg(long, value_name = "PORT", conflicts_with = "ready")]
+    ready_udp: Option<u16>,
+    /// The client's command. In both commands {server} and {client} are IPv4 addresses of the hosts,
+    /// {server6} and {client6} the IPv6 addresses of plane 0, in
     /// the client's {ready} is what follows the ready word.
     #[arg(trailing_var_arg = true, required = true)]
     client: Vec<String>,
@@ -92,13 +96,15 @@ fn run(cli: &Cli) -> Result<u8, Failure> {
     let place = |word: &str| {
         word.replace("{server}", &server_host.control(fabric.plan()).to_string())
             .replace("{client}", &client_host.control(fabric.plan()).to_string())
+            .replace("{server6}", &server_host.ipv6(0).to_string())
+            .replace("{client6}", &client_host.ipv6(0).to_string())
     };
     let (server, ready) = match &cli.server {
         None => (None, String::new()),
         Some(line) => {
             let words: Vec<String> = line.split_whitespace().map(place).collect();
             let mut command = command_of(&words, &fabric)?;
-            let (server, ready) = start(server_host.inside(&mut command), cli.ready.as_deref())?;
+            let (server, ready) = start(server_host.inside(&mut command), cli)?;
             (Some(server), ready)
         }
     };
@@ -113,15 +119,15 @@ fn run(cli: &Cli) -> Result<u8, Failure> {
 }
 
 /// Starts the server and waits until it is ready; gives what follows the ready word.
-fn start(command: &mut Command, ready: Option<&str>) -> Result<(Ended, String), Failure> {
+fn start(command: &mut Command, cli: &Cli) -> Result<(Ended, String), Failure> {
     command.stdin(Stdio::null());
-    if ready.is_some() {
+    if cli.ready.is_some() {
         command.stdout(Stdio::piped());
     }
     let mut server = Ended(command.spawn()?);
-    let ready = match ready {
+    let ready = match &cli.ready {
         Some(word) => wait_for_line(&mut server.0, word)?,
-        None => wait_for_listener(&mut server.0)?,
+        None => wait_for_listener(&mut server.0, cli.ready_udp)?,
     };
     Ok((server, ready))
 }
@@ -150,17 +156,23 @@ fn wait_for_line(server: &mut Child, word: &str) -> Result<String, Failure> {
     receiver.recv_timeout(READY_LIMIT).map_err(|_| Failure::Broken("the server did not become ready".into()))
 }
 
-/// Waits until something listens on TCP in the server's namespace.
-fn wait_for_listener(server: &mut Child) -> Result<String, Failure> {
+/// Waits until something listens on TCP in the server's namespace, or has a UDP port there.
+fn wait_for_listener(server: &mut Child, udp: Option<u16>) -> Result<String, Failure> {
     let deadline = Instant::now() + READY_LIMIT;
     loop {
         if let Some(status) = server.try_wait()? {
             return Err(Failure::Broken(format!("the server ended with {status}")));
         }
-        for table in ["tcp", "tcp6"] {
+        for table in if udp.is_some() { ["udp", "udp6"] } else { ["tcp", "tcp6"] } {
             let text = fs::read_to_string(format!("/proc/{}/net/{table}", server.id())).unwrap_or_default();
-            let state = |line: &str| line.split_whitespace().nth(3) == Some(LISTEN);
-            if text.lines().skip(1).any(state) {
+            let is_ready = |line: &str| match udp {
+                None => line.split_whitespace().nth(3) == Some(LISTEN),
+                Some(port) => {
+                    let local = line.split_whitespace().nth(1).unwrap_or_default();
+                    local.ends_with(&format!(":{port:04X}"))
+                }
+            };
+            if text.lines().skip(1).any(is_ready) {
                 return Ok(String::new());
             }
         }

@@ -9,6 +9,7 @@ mod namespaces;
 pub mod pair;
 pub mod perftest;
 mod pingpong;
+mod rdmacm;
 mod services;
 mod spray;
 
@@ -50,6 +51,8 @@ pub fn names() -> impl Iterator<Item = String> {
         .chain(services::CASES.iter().map(services::Case::name))
         .chain(namespaces::checks().map(|check| check.name()))
         .chain(interop::checks().map(|check| check.name()))
+        .chain(rdmacm::matrix().into_iter().map(|case| case.name()))
+        .chain(rdmacm::REFUSALS.iter().map(rdmacm::Refusal::name))
         .chain(pingpong::matrix().into_iter().map(|case| case.name()))
         .chain(perftest::matrix().into_iter().map(|case| case.name()))
 }
@@ -98,6 +101,15 @@ pub fn sample(workspace: &Workspace, options: Options, report: &mut Report) {
     for check in interop::checks() {
         report.check(&check.name(), || check.run(workspace));
     }
+    let cases = if all { rdmacm::matrix() } else { rdmacm::sample(&mut random) };
+    let few = if options.quick { 6 } else { usize::MAX };
+    for case in cases.iter().take(if all { usize::MAX } else { few }) {
+        let seed = random.next() % 1_000_000_000;
+        report.check(&case.name(), || case.run(workspace, seed));
+    }
+    for refusal in rdmacm::REFUSALS {
+        report.check(&refusal.name(), || refusal.run(workspace));
+    }
     checker::run(workspace, options.seed, report);
 }
 
@@ -132,6 +144,12 @@ pub fn soak(workspace: &Workspace, seed: u64, minutes: Option<u64>) -> Result<bo
             report.check(&check.name(), || check.run(workspace, seed));
         }
         checker::run(workspace, seed, &mut report);
+        for case in rdmacm::matrix() {
+            report.check(&case.name(), || case.run(workspace, seed));
+        }
+        for refusal in rdmacm::REFUSALS {
+            report.check(&refusal.name(), || refusal.run(workspace));
+        }
         report.check(children::CHILDREN, || children::run(workspace, seed));
         ladder::long_tests(workspace, seed, &mut report);
         if minutes.is_none() {

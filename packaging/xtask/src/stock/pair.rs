@@ -185,9 +185,30 @@ impl Pair {
     }
 }
 
+/// How a server shows that it is ready.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReadyOn {
+    /// It listens on its port by TCP.
+    Tcp,
+    /// It has its UDP port, as listeners of rdma_cm have.
+    Udp,
+    /// It has this UDP port, whatever port was chosen for it.
+    UdpPort(u16),
+}
+
+/// [`serve_and_connect_on`] for servers that listen by TCP.
+pub fn serve_and_connect(
+    name: &str,
+    server: impl Fn(u16) -> Command,
+    client: impl Fn(u16) -> Command,
+) -> Result<(Running, Running), Trouble> {
+    serve_and_connect_on(ReadyOn::Tcp, name, server, client)
+}
+
 /// Starts a server on a port of its own, waits until it listens, starts its client. When somebody else takes the port
 /// between our choice and the server's bind, another port is tried.
-pub fn serve_and_connect(
+pub fn serve_and_connect_on(
+    ready: ReadyOn,
     name: &str,
     server: impl Fn(u16) -> Command,
     client: impl Fn(u16) -> Command,
@@ -196,7 +217,7 @@ pub fn serve_and_connect(
     for _ in 0..PORT_ATTEMPTS {
         let port = free_port()?;
         let running = Running::start(format!("{name} server"), &mut server(port))?;
-        match wait_for_listener(running, port) {
+        match wait_for_listener(running, ready, port) {
             Ok(running) => {
                 return Ok((running, Running::start(format!("{name} client"), &mut client(port))?));
             }
@@ -214,9 +235,9 @@ fn free_port() -> std::io::Result<u16> {
 
 /// Waits until something listens on `port`; the server's output when it ends or stays silent instead. Connecting
 /// would be simpler, but these servers take the first connection for their peer.
-fn wait_for_listener(mut server: Running, port: u16) -> Result<Running, String> {
+fn wait_for_listener(mut server: Running, ready: ReadyOn, port: u16) -> Result<Running, String> {
     let deadline = Instant::now() + LISTEN_TIMEOUT;
-    while !is_listening(server.pid(), port) {
+    while !is_listening(server.pid(), ready, port) {
         if server.has_ended() || Instant::now() > deadline {
             return Err(format!("the server does not listen\n{}", server.finish(Instant::now())));
         }
@@ -226,19 +247,28 @@ fn wait_for_listener(mut server: Running, port: u16) -> Result<Running, String> 
 }
 
 /// Whether something listens on `port` in the network namespace of process `pid`.
-fn is_listening(pid: u32, port: u16) -> bool {
-    ["tcp", "tcp6"]
+fn is_listening(pid: u32, ready: ReadyOn, port: u16) -> bool {
+    let (tables, state, port) = match ready {
+        ReadyOn::Tcp => (["tcp", "tcp6"], TCP_LISTEN, port),
+        ReadyOn::Udp => (["udp", "udp6"], UDP_BOUND, port),
+        ReadyOn::UdpPort(port) => (["udp", "udp6"], UDP_BOUND, port),
+    };
+    tables
         .iter()
         .filter_map(|table| std::fs::read_to_string(format!("/proc/{pid}/net/{table}")).ok())
-        .any(|table| table_lists(&table, port))
+        .any(|table| table_lists(&table, state, port))
 }
 
-/// Whether a `/proc/net/tcp` table has a LISTEN socket (state 0A) on `port`.
-fn table_lists(table: &str, port: u16) -> bool {
+/// States in `/proc/net/tcp` and `/proc/net/udp`.
+const TCP_LISTEN: &str = "0A";
+const UDP_BOUND: &str = "07";
+
+/// Whether a `/proc/net/tcp` table has a socket in this state on `port`.
+fn table_lists(table: &str, state: &str, port: u16) -> bool {
     let suffix = format!(":{port:04X}");
     table.lines().skip(1).any(|line| {
         let mut fields = line.split_ascii_whitespace().skip(1);
-        fields.next().is_some_and(|local| local.ends_with(&suffix)) && fields.nth(1) == Some("0A")
+        fields.next().is_some_and(|local| local.ends_with(&suffix)) && fields.nth(1) == Some(state)
     })
 }
 
@@ -251,15 +281,15 @@ mod tests {
         let table = "  sl  local_address rem_address   st tx_queue\n   \
             0: 0100007F:1F90 00000000:0000 0A 00000000:00000000\n   \
             1: 0100007F:1F91 0100007F:0050 01 00000000:00000000\n";
-        assert!(table_lists(table, 0x1f90));
-        assert!(!table_lists(table, 0x1f91));
-        assert!(!table_lists(table, 0x1f92));
+        assert!(table_lists(table, TCP_LISTEN, 0x1f90));
+        assert!(!table_lists(table, TCP_LISTEN, 0x1f91));
+        assert!(!table_lists(table, TCP_LISTEN, 0x1f92));
     }
 
     #[test]
     fn is_listening__sees_a_real_listener() {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
-        assert!(is_listening(std::process::id(), port));
+        assert!(is_listening(std::process::id(), ReadyOn::Tcp, port));
     }
 }
