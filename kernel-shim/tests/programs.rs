@@ -140,7 +140,7 @@ fn probe__every_hook_as_a_c_program_calls_it() {
 
 /// Runs two processes that connect by the device's commands alone.
 fn connect(name: &str, address: &str, cm_loss: &str) {
-    let scratch = Scratch::new(&format!("cm-{name}-{}", address.len()));
+    let scratch = Scratch::new(&format!("cm-{}-{}", name.replace(' ', "-"), address.len()));
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cm.c");
     let program = scratch.0.join("cm");
     let built = Command::new("cc").args(["-O2", "-Wall", "-o"]).arg(&program).arg(source).output();

@@ -313,7 +313,7 @@ pub const REFUSALS: [Refusal; 6] = [
     Refusal {
         name: "ib_write_bw -R: client first",
         line: "{run} ib_write_bw -R -F -p 9 127.0.0.1",
-        says: "REJECTED",
+        says: "CM event bl blka 8",
         alone: false,
     },
     Refusal {
