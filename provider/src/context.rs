@@ -70,7 +70,7 @@ impl Context {
         let events = Arc::new(events);
         let cpus = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
         let context = Self {
-            net: Watched::begin(device.config(), &events),
+            net: Watched::begin(&device, &events),
             open: OpenObjects::default(),
             device,
             events,

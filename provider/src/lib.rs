@@ -13,6 +13,7 @@ mod attr;
 mod chain;
 mod channel;
 mod context;
+mod control;
 mod cq;
 mod device;
 mod dm;

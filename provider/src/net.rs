@@ -1,17 +1,20 @@
 //! The device's addresses and links as they are now, and the events that tell of their changes.
 //!
-//! A thread sleeps on the kernel's announcements (`netlink.rs`) and costs nothing while nothing changes. GIDs keep
+//! A thread sleeps on the kernel's announcements (`netlink.rs`) and on the control socket (`control.rs`), and costs
+//! nothing while nothing changes and nobody asks. GIDs keep
 //! their index as long as their address exists; a new address takes the first empty place, as in the kernel's table.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use metaroce_config::{DeviceConfig, Followed, NetView};
+use metaroce_config::{Followed, NetView};
+use metaroce_engine::Device;
 use parking_lot::{Mutex, RwLock};
 use rdma_core_sys::{IBV_EVENT_GID_CHANGE, IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR};
 
 use crate::channel::AsyncChannel;
+use crate::control::{ControlSocket, Server};
 use crate::limits::PORT;
 use crate::netlink::Announcements;
 
@@ -47,11 +50,14 @@ struct Watcher {
 
 impl Watched {
     /// Begins watching. Without the kernel's announcements the state stays as it was when the device was opened.
-    pub(crate) fn begin(config: &DeviceConfig, events: &Arc<AsyncChannel>) -> Self {
+    pub(crate) fn begin(device: &Arc<Device>, events: &Arc<AsyncChannel>) -> Self {
+        let config = device.config();
         let here = NetView::of_this_host().ok();
         let state = RwLock::new(Followed::new(config, here.as_ref()));
         let view = Arc::new(View { state, events: Arc::clone(events) });
-        let watcher = Watcher::start(&view).inspect_err(|e| log::info!("changes of links go unnoticed: {e}"));
+        let control = ControlSocket::of(device);
+        let watcher =
+            Watcher::start(&view, control).inspect_err(|e| log::info!("changes of links go unnoticed: {e}"));
         Self { view, watcher: Mutex::new(watcher.ok()) }
     }
 
@@ -91,14 +97,24 @@ impl Drop for Watched {
 }
 
 impl Watcher {
-    fn start(view: &Arc<View>) -> std::io::Result<Self> {
+    fn start(view: &Arc<View>, control: Option<Arc<ControlSocket>>) -> std::io::Result<Self> {
         let announcements = Arc::new(Announcements::open()?);
         let (view, heard) = (Arc::clone(view), Arc::clone(&announcements));
         let thread = crate::netlink::spawn_without_signals("metaroce-net", move || {
-            while heard.wait() {
-                if let Ok(here) = NetView::of_this_host() {
+            let (mut server, mut fds) = (Server::new(control), Vec::new());
+            loop {
+                fds.clear();
+                server.list(&mut fds);
+                let woken = heard.wait(&mut fds);
+                if woken.stopped {
+                    return;
+                }
+                if woken.announced
+                    && let Ok(here) = NetView::of_this_host()
+                {
                     view.update(&here);
                 }
+                server.serve(&fds, &view.state);
             }
         })?;
         Ok(Self { announcements, thread, process: std::process::id() })

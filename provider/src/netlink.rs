@@ -3,6 +3,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::ptr;
 use std::thread::JoinHandle;
 
@@ -38,25 +39,27 @@ impl Announcements {
         Ok(Self { socket, stop })
     }
 
-    /// Waits for an announcement, however long; `false` when it was stopped. What was announced is not looked at:
-    /// several at once, and lost ones, all mean "look again".
-    pub(crate) fn wait(&self) -> bool {
+    /// Waits for an announcement or for one of `others`, however long. What was announced is not looked at: several at
+    /// once, and lost ones, all mean "look again". Two entries are put behind `others` and taken away again.
+    pub(crate) fn wait(&self, others: &mut Vec<libc::pollfd>) -> Woken {
         let entry = |fd: &OwnedFd| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        others.extend([entry(&self.socket), entry(&self.stop)]);
         loop {
-            let mut fds = [entry(&self.socket), entry(&self.stop)];
             // SAFETY: the array lives through the call.
-            let count = unsafe { libc::poll(fds.as_mut_ptr(), 2, -1) };
+            let count = unsafe { libc::poll(others.as_mut_ptr(), others.len() as libc::nfds_t, -1) };
+            if count > 0 {
+                break;
+            }
             if count < 0 && io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
-                return false;
-            }
-            if fds[1].revents != 0 {
-                return false;
-            }
-            if fds[0].revents != 0 {
-                self.take();
-                return true;
+                return Woken { stopped: true, announced: false };
             }
         }
+        let mut rung = || others.pop().is_some_and(|entry| entry.revents != 0);
+        let (stopped, announced) = (rung(), rung());
+        if announced {
+            self.take();
+        }
+        Woken { stopped, announced }
     }
 
     /// Ends the waiting.
@@ -79,6 +82,38 @@ impl Announcements {
             }
         }
     }
+}
+
+/// Why the waiting ended.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Woken {
+    /// It is to end for good.
+    pub(crate) stopped: bool,
+    /// Links or addresses have changed.
+    pub(crate) announced: bool,
+}
+
+/// Effective user id of the process that made the other end of a socket of its family.
+pub(crate) fn peer_uid(socket: &UnixStream) -> io::Result<u32> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: both live through the call, and `length` is the size of `peer`.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &raw mut length,
+        )
+    };
+    if result == 0 { Ok(peer.uid) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Effective user id of this process.
+pub(crate) fn own_uid() -> u32 {
+    // SAFETY: takes no argument, cannot fail.
+    unsafe { libc::geteuid() }
 }
 
 /// Starts a thread with all signals blocked: they are the application's.

@@ -1,10 +1,13 @@
 //! The device: one per process, shared by all verbs contexts.
 
+use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError};
 
 use metaroce_config::DeviceConfig;
 use metaroce_proto::Sge;
+use metaroce_proto::snapshot::{ConnView, MrView, Page, QpView};
+use metaroce_proto::stats::PathStats;
 use metaroce_proto::steer::Flow;
 
 use crate::cq::{Cq, CqNotify};
@@ -158,6 +161,55 @@ impl Device {
         notify: Option<Box<dyn CqNotify>>,
     ) -> Result<Arc<Cq>, Errno> {
         Cq::create(self, cqe, false, notify)
+    }
+
+    /// Connections from number `from` on; `None` while the device is unused.
+    pub fn view_connections(&self, from: u32) -> Option<Page<ConnView>> {
+        self.engine.look(|io, now| io.endpoint.view_connections(now, from))
+    }
+
+    /// Queue pairs from index `from` on; `None` while the device is unused.
+    pub fn view_qps(&self, from: u32) -> Option<Page<QpView>> {
+        self.engine.look(|io, _| io.endpoint.view_qps(from))
+    }
+
+    /// Keys from index `from` on; `None` while the device is unused.
+    pub fn view_mrs(&self, from: u32) -> Option<Page<MrView>> {
+        self.engine.look(|io, _| io.endpoint.view_mrs(from))
+    }
+
+    /// Counters per plane, summed over its paths and all connections there were; `None` while the device is unused.
+    pub fn view_planes(&self) -> Option<Vec<PathStats>> {
+        let mut slots = Vec::new();
+        self.engine.look(|io, _| io.endpoint.path_stats(&mut slots))?;
+        let per_plane = usize::from(self.config().paths_per_plane).max(1);
+        Some(slots.chunks(per_plane).map(PathStats::sum).collect())
+    }
+
+    /// The slot the device receives on; `None` while it is unused.
+    pub fn slot(&self) -> Option<u16> {
+        self.engine.look(|io, _| io.snapshot.slot())
+    }
+
+    /// Nanoseconds since the device was opened.
+    pub fn now_ns(&self) -> u64 {
+        self.engine.clock.now()
+    }
+
+    /// Keeps a descriptor out of the child of a fork, where it is closed: for what must end with this process. Take it
+    /// back with [`Device::release_descriptor`] before it is closed here.
+    pub fn keep_from_children(&self, fd: RawFd) {
+        self.engine.aside.lock().push(fd);
+    }
+
+    /// The descriptor is about to be closed.
+    pub fn release_descriptor(&self, fd: RawFd) {
+        self.engine.aside.lock().retain(|kept| *kept != fd);
+    }
+
+    /// This is the copy in the child of a fork: nothing behind it works.
+    pub fn is_dead(&self) -> bool {
+        self.engine.is_dead()
     }
 
     /// Makes an SRQ.

@@ -6,6 +6,7 @@
 //! thread sleeping beyond it wakes the thread. (3) Before it sleeps, the thread writes down, under the lock, until
 //! when; everything that could change the core's mind happens under the lock after that.
 
+use std::os::fd::RawFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -42,6 +43,8 @@ pub(crate) struct Engine {
     dead: AtomicBool,
     /// `close` has begun.
     closing: AtomicBool,
+    /// Descriptors of others that the child of a fork has no business with.
+    pub(crate) aside: Mutex<Vec<RawFd>>,
 }
 
 /// Nanoseconds since the engine was made; never decreases.
@@ -108,6 +111,7 @@ impl Engine {
             thread: Mutex::new(None),
             dead: AtomicBool::new(false),
             closing: AtomicBool::new(false),
+            aside: Mutex::default(),
         }
     }
 
@@ -143,6 +147,17 @@ impl Engine {
         let done = core.step(self, Work::Send);
         self.unlock(core, done);
         result
+    }
+
+    /// A look at the core that changes nothing, under the lock; `None` before the first use and in the child of a fork.
+    pub(crate) fn look<R>(&self, look: impl FnOnce(&Io, Nanos) -> R) -> Option<R> {
+        if self.is_dead() {
+            return None;
+        }
+        let core = self.core.lock();
+        let seen = core.io.as_deref().map(|io| look(io, self.clock.now()));
+        self.unlock(core, Done::default());
+        seen
     }
 
     /// A poster has something in a stage: rings, and runs a step if nobody else does.

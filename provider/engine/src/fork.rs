@@ -97,5 +97,6 @@ extern "C" fn child() {
 
 fn descriptors(engine: &Engine, core: &Core) -> Vec<RawFd> {
     let io = core.io.iter().flat_map(|io| io.tx.fds().chain([io.rx.fd()]));
-    io.chain(engine.park.wake.get().map(|wake| wake.fd())).collect()
+    let aside = engine.aside.lock();
+    io.chain(engine.park.wake.get().map(|wake| wake.fd())).chain(aside.iter().copied()).collect()
 }

@@ -42,6 +42,13 @@ impl Snapshot {
     }
 }
 
+impl Snapshot {
+    /// The slot of the device.
+    pub(crate) fn slot(&self) -> u16 {
+        self.slot
+    }
+}
+
 impl Io {
     /// Publishes if it is time. Gives when it will be, if something is left to be published.
     pub(crate) fn publish_counters(&mut self, now: Nanos, out: &Outbox, done: &Done) -> Option<Nanos> {

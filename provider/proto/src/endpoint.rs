@@ -10,7 +10,7 @@ use crate::pace::Pace;
 use crate::parts::{LossRate, Parts};
 use crate::path::{Health, TxFrame};
 use crate::rate_hint::Inbound;
-use crate::stats::{EndpointStats, PathStats};
+use crate::stats::{Cause, EndpointStats, PathStats};
 use crate::steer::FlowTable;
 use crate::tables::{QpTable, SrqTable, Timer, Timers};
 use crate::types::*;
@@ -404,7 +404,7 @@ impl Endpoint {
                         x.health = Health::Suspect { probe_at: now, pause: limits::PROBE_FIRST_NS }
                     });
                 } else {
-                    completer::leave_plane(&mut p, &mut conn, plane);
+                    completer::leave_plane(&mut p, &mut conn, plane, Cause::Link);
                 }
                 p.activate(&mut conn);
             }

@@ -23,6 +23,7 @@ mod qp;
 mod rate_hint;
 mod raw;
 mod seq;
+pub mod snapshot;
 pub mod stats;
 pub mod steer;
 mod tables;

@@ -1,5 +1,6 @@
 //! Keys: memory regions and memory windows, their bounds and rights.
 
+use crate::snapshot::MrView;
 use crate::types::{Bind, Qpn, Refused, access};
 use std::collections::VecDeque;
 
@@ -69,6 +70,20 @@ impl MrTable {
     /// An empty table; `seed` makes the keys unpredictable.
     pub fn new(seed: u64) -> Self {
         MrTable { slots: Vec::new(), free: VecDeque::new(), rng: seed, bound2: 0 }
+    }
+    /// What is live from an index on, with its index, for a look from outside.
+    pub fn views_from(&self, index: usize) -> impl Iterator<Item = (usize, MrView)> {
+        let live = self.slots.iter().enumerate().skip(index).filter(|(_, mr)| mr.live);
+        live.map(|(at, mr)| {
+            let (kind, windows) = match mr.kind {
+                Kind::Region { windows } => ("region", windows),
+                Kind::Null => ("null", 0),
+                Kind::Window { type2: false, .. } => ("window1", 0),
+                Kind::Window { type2: true, .. } => ("window2", 0),
+            };
+            let Mr { key, pd, va, iova, len, access, .. } = *mr;
+            (at, MrView { key, kind, pd, va, iova, len, access, windows })
+        })
     }
     /// Adds a region and gives its key.
     pub fn add(&mut self, pd: u32, va: u64, iova: u64, len: u64, access: u32) -> Result<u32, Refused> {

@@ -115,6 +115,13 @@ pub struct Demand {
     told: (u16, u8),
 }
 
+impl Demand {
+    /// The rate told to the peer last, bit/s; `None`: no opinion, or never told.
+    pub fn told_bps(&self) -> Option<u64> {
+        decode(self.told.0).filter(|bps| *bps > 0)
+    }
+}
+
 /// What limits a sender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Kind {

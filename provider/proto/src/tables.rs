@@ -56,6 +56,11 @@ impl QpTable {
     pub fn peek(&self, qpn: Qpn) -> Option<&Qp> {
         self.slots.get(qpn.index())?.as_deref().filter(|q| q.qpn == qpn)
     }
+    /// All of them from an index on, with their indexes.
+    pub fn iter_from(&self, index: usize) -> impl Iterator<Item = (usize, &Qp)> {
+        let slots = self.slots.iter().enumerate().skip(index);
+        slots.filter_map(|(at, slot)| Some((at, slot.as_deref()?)))
+    }
     /// All of them.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Qp> {
         self.slots.iter_mut().filter_map(|s| s.as_deref_mut())

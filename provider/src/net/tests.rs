@@ -93,7 +93,8 @@ fn changes_in_a_namespace_raise_events() {
         let env = |name: &str| (name == "METAROCE_PLANES").then(|| "plane0".to_owned());
         let config = metaroce_config::resolve(&env, None, &here).expect("configuration");
         let (events, mut reader) = AsyncChannel::pipe().expect("pipe");
-        let watched = Watched::begin(&config, &Arc::new(events));
+        let device = Device::with_config(config);
+        let watched = Watched::begin(&device, &Arc::new(events));
         let port = u64::from(PORT);
         if !watched.port().up {
             // The kernel says "running" a moment after "up".

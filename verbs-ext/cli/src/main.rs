@@ -3,15 +3,19 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, expect(non_snake_case, reason = "tests are named subject__case"))]
 
+mod control;
 mod device_config;
 mod devices;
 mod doctor;
 mod elf;
 mod environment;
 mod libs;
+mod link;
 mod run;
 mod settings;
+mod show;
 mod stat;
+mod table;
 mod user;
 
 use std::ffi::OsString;
@@ -29,6 +33,7 @@ Examples:
   metaroce run --planes lo -- ib_write_bw -d metaroce0 -x 0 127.0.0.1
   metaroce run --loss 1% -- PROGRAM                the same with one packet in a hundred dropped (seeded)
   metaroce stat                                    bytes per process and path; exit code 1 when nothing moved
+  metaroce show paths -w                           every path of running programs, again every second
   metaroce doctor ib_write_bw                      what would keep a program from seeing the device, and the remedy
   eval \"$(metaroce env)\"                           the same environment for a whole shell
 
@@ -62,6 +67,12 @@ enum Command {
     Config(settings::Args),
     /// Show packets and bytes per process and path; exit code 1 if nothing went through metaroce0
     Stat(stat::Args),
+    /// Show what running processes have open: planes, paths, connections, queue pairs, keys
+    Show(show::Args),
+    /// Show the port and its planes, as `rdma link` does
+    Link(link::LinkArgs),
+    /// Show the table of GIDs
+    Gids(link::GidArgs),
     /// Check the machine (and a program) and say what is wrong and how to mend it; exit code 1 if something is
     Doctor(doctor::Args),
 }
@@ -73,6 +84,9 @@ fn main() -> ExitCode {
         Command::Devices(args) => devices::run(&args),
         Command::Config(args) => settings::run(&args),
         Command::Stat(args) => stat::run(&args),
+        Command::Show(args) => show::run(&args),
+        Command::Link(args) => link::show(&args),
+        Command::Gids(args) => link::gids(&args),
         Command::Doctor(args) => doctor::run(&args),
     }
 }

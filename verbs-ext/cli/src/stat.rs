@@ -8,6 +8,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use metaroce_stat::{DeviceCounter as D, PathCounter as P, PathRecord, Record, StatFile};
 use serde_json::{Map, Value, json};
 
+use crate::table::scaled;
+
 /// Options of `metaroce stat`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -186,28 +188,7 @@ fn process_json(uid: u32, record: &Record) -> Value {
     Value::Object(object)
 }
 
-/// Bytes with a decimal unit, four significant digits at most.
+/// Bytes with a decimal unit.
 fn bytes(count: u64) -> String {
-    const UNITS: [&str; 6] = ["B", "kB", "MB", "GB", "TB", "PB"];
-    let mut value = count as f64;
-    let mut unit = 0;
-    while value >= 999.95 && unit + 1 < UNITS.len() {
-        value /= 1000.0;
-        unit += 1;
-    }
-    if unit == 0 { format!("{count} B") } else { format!("{value:.1} {}", UNITS[unit]) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn bytes__switches_units_without_rounding_to_a_thousand() {
-        let cases =
-            [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (999_949, "999.9 kB"), (999_950, "1.0 MB")];
-        for (count, text) in cases {
-            assert_eq!(bytes(count), text);
-        }
-    }
+    scaled(count as f64, "B")
 }

@@ -6,6 +6,7 @@ mod children;
 mod confined;
 mod interop;
 mod namespaces;
+mod operator;
 pub mod pair;
 pub mod perftest;
 mod pingpong;
@@ -41,6 +42,7 @@ pub fn names() -> impl Iterator<Item = String> {
         spray::LOSS,
         addresses::ADDRESSES,
         children::CHILDREN,
+        operator::OPERATOR,
         confined::ORDINARY_USER,
         confined::SMALL_BUFFERS,
     ];
@@ -92,6 +94,7 @@ pub fn sample(workspace: &Workspace, options: Options, report: &mut Report) {
     report.check(spray::LOSS, || spray::loss(workspace, options.seed));
     report.check(children::CHILDREN, || children::run(workspace, options.seed));
     report.check(addresses::ADDRESSES, || addresses::run(workspace));
+    report.check(operator::OPERATOR, || operator::run(workspace));
     report.check(confined::ORDINARY_USER, || confined::ordinary_user(workspace));
     report.check(confined::SMALL_BUFFERS, || confined::small_buffers(workspace, options.seed));
     let all = report.is_filtered();

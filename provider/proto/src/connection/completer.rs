@@ -6,6 +6,7 @@ use crate::parts::Parts;
 use crate::path::{AckNews, FrameKind, Health, PathTx, PktState, TxFrame};
 use crate::qp::rnr_timer_ns;
 use crate::seq::{RangeState, later16, unwrap32};
+use crate::stats::Cause;
 use crate::types::*;
 use crate::wire::frame::{CONFIRMS_FATAL, CONFIRMS_RETRY};
 use crate::wire::{Ack, Refuse, RefuseCode};
@@ -22,6 +23,7 @@ pub fn on_ack<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, ack: &Ack) {
         return;
     }
     let (mut newly, mut spurious, mut lateness) = (0, 0, 0);
+    let (mut ended, mut bytes) = (0, 0);
     let mut answered = false;
     for psn in path.base_psn().max(highest.saturating_sub(255))..=highest {
         let back = highest - psn;
@@ -35,7 +37,7 @@ pub fn on_ack<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, ack: &Ack) {
             lateness = lateness.max(p.now.saturating_sub(pkt.sent));
         } else if pkt.state == PktState::Presumed {
             // Silence that ended: the repair was not needed, but nothing was out of order.
-            p.stats.spurious_retransmits += 1;
+            ended += 1;
             answered = true;
         } else {
             newly += 1;
@@ -47,12 +49,16 @@ pub fn on_ack<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, ack: &Ack) {
                 conn.rtt.sample(path.rtt.latest_ns);
                 conn.min_rtt_ns = conn.min_rtt_ns.min(path.rtt.latest_ns);
             }
+            bytes += u64::from(pkt.bytes);
             conn.in_flight_bytes -= u32::from(pkt.bytes);
         }
         p.acked.extend((0..pkt.frames).map(|i| path.frame(&pkt, i)));
         path.resolve(psn, PktState::Acked);
     }
     path.largest_acked = path.largest_acked.max(highest);
+    p.stats.spurious_retransmits += ended;
+    path.tally.on_ack(u64::from(newly), bytes, spurious, ended);
+    path.tally.on_marks(ack.ce);
     note_spurious(p, path, spurious, lateness);
     if newly > 0 || answered {
         path.absolve(p.now);
@@ -153,6 +159,7 @@ fn lose<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: usize, psn: u64, 
     let path = &mut conn.paths[index];
     let Some(pkt) = path.packet(psn).copied() else { return };
     path.resolve(psn, how);
+    path.tally.lost += 1;
     p.loss.count(true);
     conn.in_flight_bytes -= u32::from(pkt.bytes);
     for i in 0..pkt.frames {
@@ -177,7 +184,7 @@ pub fn on_silence<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn) {
         let path = &mut conn.paths[index];
         if path.shunned && path.struck_at + p.config.tuning.leave_after_ns <= p.now {
             let plane = path.plane;
-            leave_path(p, conn, index);
+            leave_path(p, conn, index, Cause::Silence);
             leave_plane_if_down(p, conn, plane);
             continue;
         }
@@ -215,6 +222,7 @@ fn shun_path<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: usize) {
     retarget(conn, index);
     let path = &mut conn.paths[index];
     path.shunned = true;
+    path.changed = (p.now, Cause::Silence);
     path.health = Health::Suspect { probe_at: p.now, pause: path.rtt.probe_timeout(&p.config.tuning) };
 }
 
@@ -250,7 +258,7 @@ fn retarget(conn: &mut Conn, index: usize) -> Option<usize> {
 
 /// Leaves a path: what is unresolved on it goes to the others, it changes its source port and is probed until it
 /// answers. The last active path is never left.
-pub fn leave_path<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: usize) {
+pub fn leave_path<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: usize, cause: Cause) {
     let Some(elsewhere) = retarget(conn, index) else { return };
     let path = &mut conn.paths[index];
     let retransmits = &mut conn.retransmits;
@@ -261,6 +269,7 @@ pub fn leave_path<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: usize) 
     };
     conn.in_flight_bytes -= path.give_up(&mut moved);
     path.health = Health::suspect(p.now);
+    path.changed = (p.now, cause);
     (path.pto_count, path.strikes, path.struck_at, path.shunned) = (0, 0, 0, false);
     path.change_port(p.config.entropies_per_plane);
     p.stats.paths_left += 1;
@@ -273,15 +282,15 @@ fn leave_plane_if_down<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, plane: u8
         of_plane.fold((0, 0), |(all, left), x| (all + 1, left + usize::from(!x.health.is_active())));
     let elsewhere = conn.paths.iter().any(|x| x.plane != plane && x.health.is_active());
     if all > 1 && 2 * left >= all && elsewhere {
-        leave_plane(p, conn, plane);
+        leave_plane(p, conn, plane, Cause::Plane);
     }
 }
 
 /// Leaves every path of a plane.
-pub fn leave_plane<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, plane: u8) {
+pub fn leave_plane<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, plane: u8, cause: Cause) {
     for index in 0..conn.paths.len() {
         if conn.paths[index].plane == plane && conn.paths[index].health.is_active() {
-            leave_path(p, conn, index);
+            leave_path(p, conn, index, cause);
         }
     }
 }

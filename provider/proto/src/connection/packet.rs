@@ -61,6 +61,7 @@ pub fn build_packet<S: Sink>(
     burst.packets.push((burst.pieces.len() as u32, b.size));
     let tx = &mut conn.paths[path];
     tx.push_packet(p.now, b.frames, b.size as u16);
+    tx.tally.retransmitted += u64::from(b.retransmit);
     conn.in_flight_bytes += b.size;
     let plane = tx.plane;
     let slot = p.path_slot(plane, path, conn.paths.len());

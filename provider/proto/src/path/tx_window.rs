@@ -3,6 +3,7 @@
 use crate::config::{Algorithm, Tuning, limits};
 use crate::path::{Congestion, Health, Rtt};
 use crate::seq::ORIGIN;
+use crate::stats::{Cause, PathTally};
 use crate::types::Nanos;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -125,6 +126,10 @@ pub struct PathTx {
     pub copied_to: u64,
     /// Highest PSN the peer reported.
     pub largest_acked: u64,
+    /// What it has carried.
+    pub tally: PathTally,
+    /// When its health changed last, and why.
+    pub changed: (Nanos, Cause),
     pkts: VecDeque<Pkt>,
     frames: VecDeque<TxFrame>,
     base_psn: u64,
@@ -156,6 +161,8 @@ impl PathTx {
             round_end: 0,
             copied_to: 0,
             largest_acked: 0,
+            tally: PathTally::default(),
+            changed: (0, Cause::Fresh),
             pkts: VecDeque::new(),
             frames: VecDeque::new(),
             base_psn: ORIGIN + u64::from(first_psn),
@@ -190,6 +197,8 @@ impl PathTx {
         let frame0 = self.base_frame + self.frames.len() as u64 - u64::from(frames);
         self.pkts.push_back(Pkt { sent: now, frame0, bytes, frames, state: PktState::InFlight });
         self.in_flight += 1;
+        self.tally.sent += 1;
+        self.tally.sent_bytes += u64::from(bytes);
         self.last_sent = now;
         self.peaks[0] = self.peaks[0].max(self.in_flight);
     }
@@ -213,6 +222,8 @@ impl PathTx {
         let keep = (pkt.frame0 - self.base_frame) as usize;
         out.extend(self.frames.drain(keep..));
         self.in_flight -= 1;
+        self.tally.sent -= 1;
+        self.tally.sent_bytes -= u64::from(pkt.bytes);
         pkt.bytes
     }
     /// The packet with this PSN, if it is still remembered.
@@ -289,12 +300,16 @@ impl PathTx {
         self.entropy = (self.entropy + 1) % entropies.max(1);
         self.generation = self.generation.wrapping_add(1);
         self.largest_acked = 0;
+        self.tally.marks_told = 0;
         self.reorder_tolerance_ns = 0;
         self.rtt = Rtt::default();
         self.congestion.restart();
     }
     /// It has answered: whatever was held against it is forgotten.
     pub fn absolve(&mut self, now: Nanos) {
+        if !self.health.is_active() {
+            self.changed = (now, Cause::Answered);
+        }
         self.health = Health::Active;
         (self.pto_count, self.strikes, self.struck_at, self.shunned) = (0, 0, 0, false);
         self.last_progress = now;

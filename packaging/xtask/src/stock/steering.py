@@ -1,0 +1,102 @@
+"""Looks at a running program from outside, as an operator would. Prints "done".
+
+Arguments: the metaroce command, and the address of a host that runs `ibv_rc_pingpong` as a server.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+METAROCE, SERVER = sys.argv[1:3]
+PATIENCE = 20
+PROGRAM = "ibv_rc_pingpong -d metaroce0 -g 0 -c -s 65536 -n 1000000".split()
+PLANES = ["plane0", "plane1"]
+
+
+def metaroce(*arguments):
+    done = subprocess.run([METAROCE, *arguments], capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, (arguments, done)
+    return done.stdout
+
+
+def show(what, pid):
+    """All items of a kind; empty while the program does not have the device open."""
+    command = [METAROCE, "show", what, "--json", "--pid", str(pid)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    shown = json.loads(done.stdout)
+    return shown[0]["items"] if shown else []
+
+
+def sent(pid):
+    """Data packets sent per plane, as the paths count them."""
+    count = dict.fromkeys(PLANES, 0)
+    for path in show("paths", pid):
+        count[path["plane"]] += path["sent"]
+    return count
+
+
+def until(what, condition):
+    """Waits for what only other processes can bring about; gives the first result that is true."""
+    begun = time.monotonic()
+    while time.monotonic() < begun + PATIENCE:
+        result = condition()
+        if result:
+            return result
+    raise AssertionError(f"no {what} in {PATIENCE} s")
+
+
+def look(pid):
+    """What the different views say of one program agrees."""
+    until("traffic on both planes", lambda: all(count > 100 for count in sent(pid).values()))
+    [connection] = show("connections", pid)
+    [qp] = show("qps", pid)
+    [mr] = show("mrs", pid)
+    assert (connection["state"], connection["peer"]) == ("established", SERVER), connection
+    assert (qp["type"], qp["state"], qp["connection"]) == ("RC", "RTS", connection["connection"]), qp
+    assert mr["bytes"] == 65536, mr
+    paths = show("paths", pid)
+    assert len(paths) == connection["paths"], paths
+    for path in paths:
+        assert path["state"] == "active" and 0 < path["rtt_ns"] and path["cwnd_packets"] > 0, path
+        assert path["delivered"] <= path["sent"], path
+    # Counted before and after: the planes' own counters lie between, with control packets on top.
+    before = sent(pid)
+    planes = {plane["label"]: plane for plane in show("planes", pid)}
+    after = sent(pid)
+    for name in PLANES:
+        assert before[name] <= planes[name]["tx_data_packets"] <= after[name], (before, planes, after)
+        assert planes[name]["link"] == "up", planes
+    for what in ("planes", "paths", "connections", "qps", "mrs"):
+        text = metaroce("show", what, "--pid", str(pid))
+        assert f"ibv_rc_pingpong pid {pid} (slot " in text, text
+
+
+def strangers(pid):
+    """Another user sees nothing of it."""
+    if os.geteuid() != 0 or os.stat("/proc/self/root/proc/1").st_uid != 0:
+        return
+    command = ["setpriv", "--reuid", "65534", METAROCE, "show", "planes", "--pid", str(pid)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    except FileNotFoundError:
+        return
+    assert done.returncode != 0 and not done.stdout, done
+
+
+def main():
+    links = metaroce("link", "show").splitlines()
+    assert [f" plane {name} " in line and " state ACTIVE " in line for name, line in zip(PLANES, links)] == [True] * 2
+    assert SERVER.rsplit(".", 1)[0] in metaroce("gids")
+    with subprocess.Popen([METAROCE, "run", "--", *PROGRAM, SERVER], stdout=subprocess.DEVNULL) as program:
+        try:
+            look(program.pid)
+            strangers(program.pid)
+            assert program.poll() is None, program.returncode
+        finally:
+            program.kill()
+    print("done")
+
+
+main()
