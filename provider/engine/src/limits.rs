@@ -85,7 +85,7 @@ pub(crate) const HANDOVER_ROUNDS: u32 = 16;
 pub(crate) const PUBLISH_NS: u64 = 1_000_000;
 /// Counters of an endpoint that fell silent are published this long (nanoseconds) after the last ones.
 pub(crate) const PUBLISH_LAST_NS: u64 = 20_000_000;
-/// Longest wait (nanoseconds) for the peers to confirm our CLOSE at exit.
+/// Longest wait (nanoseconds) for the peers to confirm our CLOSE at exit (MR-CLOSE-1).
 pub(crate) const CLOSE_NS_MAX: u64 = 50_000_000;
 
 /// An impaired packet is held back behind at most this many others: enough to cross a burst.

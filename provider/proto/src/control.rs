@@ -176,6 +176,7 @@ impl Endpoint {
                 self.set_state(qpn, to);
             }
             QpState::Rts if was == QpState::Rtr => {
+                // A new stream: what is still under way of the QP's former ones never matches it (MR-ADDR-5).
                 let life = self.next_life;
                 self.next_life = self.next_life.wrapping_add(1);
                 if let Some(qp) = self.qps.get(qpn) {
@@ -233,7 +234,7 @@ impl Endpoint {
         }
         qp.rq.give_back(&mut self.srqs, qp.init.srq, true);
         qp.rq = RecvQueue::default();
-        // Whoever waits for the answer of a Read must hear that none will come.
+        // Whoever waits for the answer of a Read must hear that none will come (MR-REFUSE-11).
         if let (Some((msn, attempt)), Some(rx_conn), Some(life)) = (unanswered, rx_conn, life)
             && let Some(conn) = self.conn_mut(rx_conn)
         {
@@ -247,6 +248,7 @@ impl Endpoint {
             };
             responder::refuse(conn, qpn, refuse);
         }
+        // Nobody would ask for them later: the peer's messages complete by what is owed now (MR-SACK-4).
         for index in [conn, rx_conn].into_iter().flatten() {
             self.flush_acks_of(now, index);
         }
@@ -313,7 +315,7 @@ impl Endpoint {
         if qp.state == QpState::Err {
             return parts::flush(qp, sink);
         }
-        // A sender that was refused, or has used up what it was told, waits for this.
+        // A sender that was refused, or has used up what it was told, waits for this (MR-CREDIT-3).
         let starving = qp.rx.starved || qp.rx.told_limit == qp.rq.base();
         let conn = qp.rx.conn.filter(|_| qp.rx.life.is_some() && starving);
         if let Some(mut conn) = conn.and_then(|i| self.conns.get_mut(i as usize)?.take()) {

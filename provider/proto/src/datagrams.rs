@@ -1,4 +1,4 @@
-//! Unreliable datagrams (UD): one packet per message, no connection, no state per peer (design D17).
+//! Unreliable datagrams (UD): one packet per message, no connection, no state per peer (design D17, MR-UD-1).
 
 use crate::burst::{Piece, TxBurst};
 use crate::config::limits;
@@ -10,7 +10,7 @@ use crate::types::*;
 use crate::wire::{Datagram, HEADER_BYTES, Header, PacketType, datagram::DATAGRAM_BYTES};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// Q_Keys with this bit mean "the QP's own".
+/// Q_Keys with this bit mean "the QP's own" (MR-UD-2).
 const QKEY_OWN: u32 = 1 << 31;
 
 impl Endpoint {
@@ -58,6 +58,7 @@ impl Endpoint {
             self.stats.rx_malformed += 1;
             return;
         };
+        // Answers go to the QP by its number: it must lead where the packet came from (MR-UD-3).
         if d.src_qpn.slot() != header.src_slot {
             self.stats.rx_malformed += 1;
             return;
@@ -162,7 +163,7 @@ pub(crate) fn finish<S: Sink>(p: &mut Parts<'_, S>, index: u16, status: WcStatus
     true
 }
 
-/// Delivers a datagram into the oldest receive; `None` if it is dropped.
+/// Delivers a datagram into the oldest receive; `None` if it is dropped (MR-UD-4).
 fn deliver<S: Sink>(
     p: &mut Parts<'_, S>,
     meta: &RxMeta,
@@ -209,7 +210,7 @@ fn deliver<S: Sink>(
     Some(())
 }
 
-/// The 40 bytes a UD receive begins with: an IPv6 header, or an IPv4 header in the second half (RoCE v2 annex).
+/// The 40 bytes a UD receive begins with: an IPv6 header, or an IPv4 header in the second half (MR-UD-5, RoCE v2 annex).
 fn grh(meta: &RxMeta, payload: usize) -> [u8; 40] {
     let mut b = [0u8; 40];
     let length = (HEADER_BYTES + DATAGRAM_BYTES + payload + 8) as u16;

@@ -139,6 +139,7 @@ impl Endpoint {
             PacketType::Datagram => return self.on_ud(meta, &header, &bytes[HEADER_BYTES..], mem, sink),
             PacketType::Data | PacketType::Control => {}
         }
+        // Whoever does not know one of our ids gets nothing but a Reset; who does need not show an address (MR-ADDR-6).
         let Some(index) = self.resolve(header.dcid) else {
             self.stats.rx_unknown += 1;
             return self.stray_reset(now, meta, &header);
@@ -185,6 +186,7 @@ impl Endpoint {
         }
         conn.timer_at = Nanos::MAX;
         if conn.usable() && conn.paths.iter().any(|x| x.pto_count >= limits::PTO_HOPELESS) {
+            // Nobody's work would end otherwise, and probes would go on for ever (MR-LOSS-7).
             let silent = conn.last_heard + limits::DEAD_AFTER_NS < now;
             let wanted = self.qps.iter_mut().any(|q| q.tx.conn == Some(index) && q.tx.outstanding());
             if silent && !wanted {
@@ -208,7 +210,7 @@ impl Endpoint {
         if conn.state == ConnState::Connecting && conn.hello.tries > 10 {
             let wanted = p.qps.iter_mut().any(|q| q.tx.conn == Some(index) && q.tx.outstanding());
             if !wanted {
-                // Nobody waits for the peer: the next post looks for it again.
+                // Nobody waits for the peer: the next post looks for it again (MR-HELLO-2).
                 conn.hello.due = None;
             }
         }
@@ -240,6 +242,7 @@ impl Endpoint {
         if conn.usable() && !qp.tx.outstanding_sent() && !not_ready {
             qp.tx.stalled_since = qp.tx.stalled_since.max(conn.last_heard);
         }
+        // Its patience is with the peer, not with one message: news of any stream counts (MR-LOSS-6).
         let heard = if not_ready { 0 } else { conn.last_progress };
         // Time in which this process did not run is nobody's silence: a timer that comes late moves the origin.
         let since = (qp.tx.stalled_since.max(heard) + (now - at)).min(now);
@@ -392,7 +395,7 @@ impl Endpoint {
     pub fn set_inbound_capacity(&mut self, bps: u64) {
         self.inbound.set_capacity(bps);
     }
-    /// A plane of ours went up or down (link event): its paths are left at once, or probed at once.
+    /// A plane of ours went up or down (link event): its paths are left at once, or probed at once (MR-PATH-2, MR-PATH-3).
     pub fn set_plane_state(&mut self, now: Nanos, plane: u8, up: bool, sink: &mut impl Sink) {
         for index in 0..self.conns.len() as u32 {
             let Some(mut conn) = self.conns[index as usize].take() else { continue };
@@ -411,7 +414,7 @@ impl Endpoint {
             self.put(conn);
         }
     }
-    /// Begins an orderly end: CLOSE with the final acknowledgement state to every peer.
+    /// Begins an orderly end: CLOSE with the final acknowledgement state to every peer (MR-CLOSE-1).
     pub fn close(&mut self, now: Nanos) {
         for index in 0..self.conns.len() as u32 {
             let Some(conn) = self.conn_mut(index) else { continue };

@@ -18,6 +18,7 @@ pub fn take_packet<S: Sink>(
     mem: &mut impl Memory,
 ) -> bool {
     conn.last_heard = p.now;
+    // Whoever uses our id got it from us: the HELLO that answers may be lost (MR-HDR-3).
     conn.establish(p.now);
     let data = header.kind == PacketType::Data;
     let path = usize::from(header.path);
@@ -26,9 +27,10 @@ pub fn take_packet<S: Sink>(
         if data { conn.rx_paths.get(path).map(|r| r.classify(header.generation, header.psn)) } else { None };
     count_rx(p, path, bytes.len(), data, ce, arrival.flatten());
     match arrival {
-        // A path we were not told of, or an earlier generation of one.
+        // A path we were not told of (MR-PSN-5), or an earlier generation of one.
         Some(None) => return false,
         None if data => return false,
+        // Its sender missed the acknowledgement, and the frames have done what they do (MR-PSN-6).
         Some(Some(Arrival::Duplicate)) => {
             conn.rx_paths[path].untold = limits::ACK_TOLD;
             conn.ack.now = true;
@@ -65,10 +67,12 @@ pub fn take_packet<S: Sink>(
             Frame::Ping => conn.ack.now = true,
         }
     }
+    // What the frames before the broken one did stands (MR-FRAME-1).
     if frames.broken {
         p.stats.rx_malformed += 1;
         return false;
     }
+    // A packet counts as received as a whole or not at all: a PSN cannot say which of its frames was taken (MR-PSN-8).
     if data && received {
         let ancient = arrival == Some(Some(Arrival::Ancient));
         if !ancient {
@@ -82,6 +86,7 @@ pub fn take_packet<S: Sink>(
             conn.ack_turn = conn.ack_turn.wrapping_add(1);
             conn.ack.now = true;
         }
+        // The sender learns at once of what it has to act upon; all else may wait for company (MR-SACK-3).
         let gap = arrival == Some(Some(Arrival::InOrder { gap: true }));
         let asked = header.flags & wire::FLAG_ACK_REQUEST != 0;
         conn.ack.now |= gap || asked || ancient || conn.ack.packets >= limits::ACK_EVERY;

@@ -67,7 +67,7 @@ pub struct Parts<'a, S> {
 }
 
 impl<S: Sink> Parts<'_, S> {
-    /// Bytes each active sender may have in flight towards us.
+    /// Bytes each active sender may have in flight towards us (MR-HINT-1).
     pub fn budget_share(&self) -> u32 {
         (self.config.receive_budget_bytes / self.senders.max(1)).max(limits::BUDGET_MIN)
     }
@@ -75,7 +75,7 @@ impl<S: Sink> Parts<'_, S> {
     pub fn budget_for_new(&self) -> u32 {
         (self.config.receive_budget_bytes / (self.senders + 1)).max(limits::BUDGET_MIN)
     }
-    /// Packets per burst for this packet size: a GSO datagram holds at most 64 segments and 65,507 bytes.
+    /// Packets per burst for this packet size: a GSO datagram holds at most 64 segments and 65,507 bytes (MR-CC-5).
     pub fn burst_packets(&self, segment: u32) -> u32 {
         let most = match self.config.burst_packets_max {
             0 => limits::BURST_ADAPTIVE,
@@ -129,7 +129,7 @@ impl<S: Sink> Parts<'_, S> {
         qp.tx.fail_at(msn, status);
         self.retire(conn, index);
     }
-    /// Completes work requests in order as far as they are done; an error takes its turn among them.
+    /// Completes work requests in order as far as they are done (MR-ORDER-3); an error takes its turn among them.
     pub fn retire(&mut self, conn: &mut Conn, index: u16) {
         let Some(qp) = self.qps.at(index) else { return };
         loop {

@@ -45,7 +45,8 @@ impl Endpoint {
         (!matches!(conn.state, ConnState::Dead | ConnState::Alias(_))).then_some(index)
     }
 
-    /// Binds a QP to the connection to its peer, which is made if there is none.
+    /// Binds a QP to the connection to its peer, which is made if there is none. The slot in the peer's QPN says which
+    /// process of the host that is (MR-ADDR-1).
     pub(crate) fn attach(&mut self, now: Nanos, qpn: Qpn, remote: IpAddr) -> Result<(), Refused> {
         let slot = self.qps.get(qpn).ok_or(Refused::NotFound)?.attrs.dest_qpn.slot();
         let index = self.find_or_make(remote, slot)?;
@@ -74,7 +75,7 @@ impl Endpoint {
         self.make(ip, slot)
     }
 
-    /// A connection that a HELLO from outside asks for: few may wait to be established, and not for ever.
+    /// A connection that a HELLO from outside asks for: few may wait to be established, and not for ever (MR-HELLO-10).
     fn make_for_stranger(&mut self, now: Nanos, ip: IpAddr, slot: u16) -> Option<u32> {
         if self.each_conn().filter(|c| c.expires != Nanos::MAX).count() >= limits::STRANGERS_MAX {
             return None;
@@ -170,7 +171,7 @@ impl Endpoint {
         body: &[u8],
         sink: &mut impl Sink,
     ) {
-        // As long as the segment it proposes: an answer of that length is then no amplification.
+        // As long as the segment it proposes: an answer of that length is then no amplification (MR-HELLO-1).
         let long_enough = |h: &Hello| HEADER_BYTES + body.len() >= usize::from(h.segment);
         let Some(hello) = Hello::parse(body).filter(long_enough) else {
             self.stats.rx_malformed += 1;
@@ -179,6 +180,7 @@ impl Endpoint {
         let src = meta.src.ip();
         let addressed = self.resolve_living(header.dcid);
         if header.dcid != 0 && addressed.is_none() {
+            // It asks a former life of ours, or a connection that is over (MR-HELLO-3).
             self.stats.rx_unknown += 1;
             return self.stray_reset(now, meta, header);
         }
@@ -190,14 +192,14 @@ impl Endpoint {
             },
         };
         if addressed.is_some() && hello.bound != header.dcid && hello.bound != 0 {
-            // The peer is bound to another connection of ours: the two are one, if we still know that one.
+            // The peer is bound to another connection of ours: the two are one, if we still know that one (MR-HELLO-5).
             match self.resolve_living(hello.bound).filter(|other| *other != index) {
                 Some(other) => self.merge(now, index, other, sink),
                 None => self.push_stray(PacketType::Reset, hello.bound, meta, header),
             }
             return;
         }
-        // One connection of the peer's belongs to one of ours; it says to which.
+        // One connection of the peer's belongs to one of ours; it says to which (MR-HELLO-4).
         let twin = |c: &&Conn| {
             c.index != index
                 && c.peer_cid == hello.scid
@@ -231,6 +233,7 @@ impl Endpoint {
             conn.first_rtt(now);
         }
         if hello.wants_answer {
+            // The asking id, which need not be the one we are bound to: the peer sees that it has two (MR-HELLO-5).
             conn.hello.answer_to = Some(hello.scid);
         }
         if header.dcid != 0 {
@@ -250,6 +253,7 @@ impl Endpoint {
             return self.accepting_end(now, src, slot, hello);
         }
         let alive = |c: &&Conn| !matches!(c.state, ConnState::Dead | ConnState::Alias(_));
+        // One life, one connection, whatever address it speaks from (MR-ADDR-3).
         let known = self.each_conn().filter(alive).find(|c| c.peer_incarnation == hello.incarnation);
         if let Some(conn) = known {
             return Some(conn.index);
@@ -263,7 +267,7 @@ impl Endpoint {
         }
     }
 
-    /// An endpoint that talks to itself holds both ends: the accepting one pairs with the id that asks.
+    /// An endpoint that talks to itself holds both ends: the accepting one pairs with the id that asks (MR-ADDR-4).
     fn accepting_end(&mut self, now: Nanos, src: IpAddr, slot: u16, hello: &Hello) -> Option<u32> {
         let paired = self
             .conns
@@ -301,7 +305,7 @@ impl Endpoint {
         self.qps.iter_mut().filter(|q| q.tx.conn == Some(index)).map(|q| q.qpn).collect()
     }
 
-    /// The peer has proved a new life on its slot: connections to a former one are over.
+    /// The peer has proved a new life on its slot: connections to a former one are over (MR-HELLO-9).
     fn retire_predecessors(&mut self, now: Nanos, index: u32, sink: &mut impl Sink) {
         let Some(conn) = self.conns.get(index as usize).and_then(Option::as_ref) else { return };
         let (slot, ips, incarnation) = (conn.peer_slot, conn.peer_ips.clone(), conn.peer_incarnation);
@@ -319,7 +323,8 @@ impl Endpoint {
         }
     }
 
-    /// The connection is over. Streams that had something accepted end in error, the others look for the peer again.
+    /// The connection is over. Streams that had something accepted end in error, the others look for the peer again
+    /// (MR-CLOSE-2).
     pub(crate) fn kill(&mut self, now: Nanos, index: u32, sink: &mut impl Sink) {
         let Some(conn) = self.conn_mut(index) else { return };
         conn.abandon();
@@ -334,7 +339,8 @@ impl Endpoint {
         }
     }
 
-    /// A RESET: the peer does not know an id we used.
+    /// A RESET: the peer does not know an id we used. Believed only if it names that id and comes from an address the
+    /// peer is known by (MR-RESET-2).
     pub(crate) fn on_reset(&mut self, now: Nanos, meta: &RxMeta, header: &Header, sink: &mut impl Sink) {
         let src = meta.src.ip();
         let ours =
@@ -348,7 +354,7 @@ impl Endpoint {
         }
     }
 
-    /// Answers a packet for an unknown id with a RESET, at a bounded rate.
+    /// Answers a packet for an unknown id with a RESET, at a bounded rate (MR-RESET-1).
     pub(crate) fn stray_reset(&mut self, now: Nanos, meta: &RxMeta, header: &Header) {
         if now >= self.strays_since.0 + 1_000_000 {
             self.strays_since = (now, 0);
@@ -368,7 +374,7 @@ impl Endpoint {
         }
     }
 
-    /// A packet for a connection that is over: a repeated CLOSE is confirmed again, anything else is told so.
+    /// A packet for a connection that is over: a repeated CLOSE is confirmed again, data is told so (MR-CLOSE-3).
     pub(crate) fn answer_for_dead(
         &mut self,
         now: Nanos,
@@ -385,12 +391,14 @@ impl Endpoint {
         }
     }
 
+    /// Answers go where the sender's slot receives; the port a packet came from is path entropy only (MR-ADDR-2).
     fn push_stray(&mut self, kind: PacketType, dcid: u64, meta: &RxMeta, header: &Header) {
         let dst = SocketAddr::new(meta.src.ip(), self.config.base_port + header.src_slot);
         self.strays.push_back(Stray { kind, dcid, dst });
     }
 
-    /// Fills `burst` with the oldest stray answer.
+    /// Fills `burst` with the oldest stray answer: a header, or four bytes more in answer to a CLOSE, which has them too
+    /// (MR-RESET-3).
     pub(crate) fn poll_stray(&mut self, burst: &mut TxBurst) -> bool {
         let Some(stray) = self.strays.pop_front() else { return false };
         burst.clear();

@@ -235,7 +235,7 @@ impl Inbound {
         let others = self.active.saturating_sub(self.hungry) * fair;
         shared.saturating_sub(self.measured_bps.min(others)) / (self.hungry + more).max(1)
     }
-    /// The hint for a peer: rate field and epoch.
+    /// The hint for a peer: rate field and epoch (MR-HINT-2).
     pub fn hint(&self, d: &mut Demand) -> (u16, u8) {
         if !self.is_known() {
             return (NO_OPINION, 0);
@@ -266,7 +266,7 @@ impl Inbound {
         self.adapt(now);
         true
     }
-    /// Marks say that a queue stands before our links: share out a little less until it is gone.
+    /// Marks say that a queue stands before our links: share out a little less until it is gone (MR-HINT-5).
     fn adapt(&mut self, now: Nanos) {
         if now < self.shared_at + limits::HINT_ADAPT_NS || self.packets < limits::HINT_ADAPT_PACKETS {
             return;

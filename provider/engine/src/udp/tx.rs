@@ -17,7 +17,7 @@ use crate::limits::{
     ENTROPY_BIND_TRIES, ENTROPY_PORTS, GSO_BYTES_MAX, GSO_PACKETS_MAX, IOVECS_MAX, SNDBUF_BYTES,
 };
 
-/// ECT(0) in the low bits of the TOS byte: every packet may be marked instead of dropped.
+/// ECT(0) in the low bits of the TOS byte: every packet may be marked instead of dropped (MR-CC-2).
 const TOS_ECT0: i32 = 2;
 /// Bytes of a control message with a u16: header (16) and value padded to 8.
 const SEGMENT_CMSG_BYTES: usize = 24;

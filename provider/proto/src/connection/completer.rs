@@ -11,7 +11,8 @@ use crate::types::*;
 use crate::wire::frame::{CONFIRMS_FATAL, CONFIRMS_RETRY};
 use crate::wire::{Ack, Refuse, RefuseCode};
 
-/// Takes an ACK frame in.
+/// Takes an ACK frame in. Of a path or generation that is no more it says nothing; of a number that was never sent it
+/// cannot be true (MR-SACK-2).
 pub fn on_ack<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, ack: &Ack) {
     let Some(path) = conn.paths.get_mut(usize::from(ack.path)) else { return };
     if path.generation != ack.generation {
@@ -43,6 +44,7 @@ pub fn on_ack<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, ack: &Ack) {
             newly += 1;
             p.loss.count(false);
             conn.answered_sent = conn.answered_sent.max(pkt.sent);
+            // Its delay is the only one told; of others it is not known how long the peer kept them (MR-LOSS-5).
             if psn == highest {
                 let delay = Nanos::from(ack.delay_us) * 1000;
                 path.rtt.sample(p.now.saturating_sub(pkt.sent).saturating_sub(delay));
@@ -104,6 +106,7 @@ fn plane_target<S: Sink>(p: &Parts<'_, S>, conn: &Conn) -> u32 {
         / planes.count_ones().max(1)
 }
 
+/// A repair was not needed: the path reorders, and by how much is known now (MR-LOSS-2).
 fn note_spurious<S: Sink>(p: &mut Parts<'_, S>, path: &mut PathTx, spurious: u64, lateness: Nanos) {
     if spurious == 0 {
         return;
@@ -135,7 +138,7 @@ pub fn gap_at(path: &PathTx) -> Nanos {
     }
 }
 
-/// Declares gaps lost: at once on an ordered path, after the tolerance on one that reorders (design D9). Everything
+/// Declares gaps lost: at once on an ordered path, after the tolerance on one that reorders (MR-LOSS-1). Everything
 /// below the highest PSN reported was covered by that report's SACK or by one of the many before it.
 pub fn find_losses<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: usize) {
     let path = &conn.paths[index];
@@ -177,8 +180,8 @@ fn lose<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: usize, psn: u64, 
 
 /// Silence on a path: its oldest packet goes again as a probe, the second time on another path. If packets sent later on
 /// siblings are answered meanwhile, that is a strike against the path: with the second, all that is in flight on it goes
-/// again elsewhere and it carries probes only; if they are not answered either, it is left (design D9, D11). When no path
-/// of the peer progresses, nothing is concluded about any.
+/// again elsewhere and it carries probes only; if they are not answered either, it is left (MR-PATH-1). When no path of
+/// the peer progresses, nothing is concluded about any.
 pub fn on_silence<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn) {
     for index in 0..conn.paths.len() {
         let path = &mut conn.paths[index];
@@ -275,7 +278,7 @@ pub fn leave_path<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: usize, 
     p.stats.paths_left += 1;
 }
 
-/// Half the paths of a plane in trouble means the plane is: the others are left without waiting for each.
+/// Half the paths of a plane in trouble means the plane is: the others are left without waiting for each (MR-PATH-2).
 fn leave_plane_if_down<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, plane: u8) {
     let of_plane = conn.paths.iter().filter(|x| x.plane == plane);
     let (all, left) =
@@ -329,6 +332,7 @@ fn on_request_accepted<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, frame: &T
         return;
     }
     let Some(wqe) = qp.tx.sq.get_mut(frame.msn).filter(|w| w.attempt == frame.attempt) else { return };
+    // Acknowledged and not refused in this attempt is accepted: no other answer comes (MR-SACK-7).
     wqe.acked += frame.len;
     let consumes = wqe.wr.opcode.consumes_recv();
     let next_receive = wqe.recv_index.wrapping_add(1);
@@ -339,6 +343,7 @@ fn on_request_accepted<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, frame: &T
     qp.tx.accepted = true;
     qp.tx.not_ready_tries = 0;
     qp.tx.stalled_since = now;
+    // What was accepted proves that its receive was there (MR-CREDIT-1).
     if consumes
         && let Some(limit) = &mut qp.tx.credit
         && (next_receive.wrapping_sub(*limit) as i32) > 0
@@ -350,7 +355,7 @@ fn on_request_accepted<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, frame: &T
 }
 
 /// The responder refused a message of ours. Every refusal is confirmed at once, whatever becomes of it here: the
-/// responder holds it until then.
+/// responder holds it until then (MR-REFUSE-4).
 pub fn on_refuse<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, refuse: &Refuse) {
     confirm(conn, refuse);
     let now = p.now;
@@ -361,6 +366,7 @@ pub fn on_refuse<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, refuse: &Refuse
     }
     let tx = &mut qp.tx;
     if refuse.code.is_fatal() {
+        // It has its turn when all before it are complete; of several the lowest counts (MR-REFUSE-8).
         let msn = unwrap32(refuse.number, tx.sq.base_msn());
         let status = match refuse.code {
             RefuseCode::Access => WcStatus::RemAccessErr,
@@ -375,6 +381,7 @@ pub fn on_refuse<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, refuse: &Refuse
     let Some(msn) = refused_message(tx, refuse) else { return };
     tx.rewind(msn, refuse.attempt);
     if refuse.code == RefuseCode::Rnr {
+        // The number is the limit, and the responder says how long to wait for more (MR-REFUSE-6, MR-CREDIT-1).
         tx.credit = Some(refuse.number);
         tx.paused_until = now + rnr_timer_ns(refuse.timer);
         tx.stalled_since = now;
@@ -386,6 +393,7 @@ pub fn on_refuse<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, refuse: &Refuse
             qp.tx.rnr_tries += 1;
         }
     } else {
+        // Only time ends this: the QP's patience runs on as if the peer were silent (MR-REFUSE-7).
         let wait = limits::NOT_READY_FIRST_NS << tx.not_ready_tries.min(10);
         tx.paused_until = now + wait.min(limits::NOT_READY_MAX_NS);
         tx.not_ready_tries += 1;
@@ -395,7 +403,7 @@ pub fn on_refuse<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, refuse: &Refuse
 }
 
 /// The message a refusal that may be tried again means; `None` if that attempt of it is history, or if it was never
-/// sent. It is the message's own attempt that counts: the stream's may have moved on for a later message.
+/// sent. It is the message's own attempt that counts: the stream's may have moved on for a later message (MR-REFUSE-5).
 fn refused_message(tx: &crate::qp::TxStream, refuse: &Refuse) -> Option<u64> {
     let msn = if refuse.code == RefuseCode::Rnr {
         (tx.sq.base_msn()..tx.sq.next_msn()).find(|m| {

@@ -33,7 +33,7 @@ pub fn deliver<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: u16, msg: 
         tags::complete(p, index, &entry, msg, completion);
     }
     let Some(qp) = p.qps.at(index) else { return };
-    // Tell the sender of new receives before it runs into the old limit.
+    // Tell the sender of new receives before it runs into the old limit (MR-CREDIT-3).
     let ahead = qp.rx.told_limit.wrapping_sub(qp.rq.base());
     // A stream on an SRQ needs none until it was refused once: before, it is not limited at all.
     let own = qp.init.srq.is_none() && !qp.is_xrc();
@@ -45,7 +45,7 @@ pub fn deliver<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: u16, msg: 
     }
 }
 
-/// The stream's error has its turn: the receive it had bound completes with the error, the QP goes to ERR.
+/// The stream's error has its turn: the receive it had bound completes with the error, the QP goes to ERR (MR-ORDER-5).
 pub fn fail<S: Sink>(p: &mut Parts<'_, S>, index: u16, fatal: Fatal) {
     let Some(qp) = p.qps.at(index) else { return };
     let qpn = qp.qpn;

@@ -12,7 +12,7 @@ use std::net::{IpAddr, SocketAddr};
 /// UDP payloads tried when the larger ones meet silence: 1500-byte Ethernet and the IPv6 minimum MTU.
 const FALLBACK_SEGMENTS: [u16; 2] = [1452, 1232];
 
-/// The UDP payload to propose to a peer: what fits the planes that can reach it.
+/// The UDP payload to propose to a peer: what fits the planes that can reach it (MR-HELLO-7).
 pub fn segment_for(config: &Config, peer: IpAddr) -> u16 {
     // A plane without IPv4 carries IPv6 whatever family the peer was named in.
     let ip_udp = |plane: &PlaneConfig| {
@@ -49,7 +49,7 @@ impl Conn {
         hints: bool,
         wants_answer: bool,
     ) -> Hello {
-        // An answer proposes what was agreed: it must fit where the question came through.
+        // An answer proposes what was agreed: it must fit where the question came through (MR-HELLO-7).
         let mut segment = if self.segment == 0 { self.proposed_segment } else { self.segment as u16 };
         if wants_answer {
             segment = self.proposed_segment;
@@ -57,6 +57,7 @@ impl Conn {
             if further % 2 == 1 {
                 segment = segment.min(FALLBACK_SEGMENTS[(further / 2) as usize % FALLBACK_SEGMENTS.len()]);
             }
+            // Asked again soon at first, because peers start together; then rarely (MR-HELLO-2).
             let wait = limits::HELLO_FIRST_NS << self.hello.tries.min(10);
             self.hello.due = Some(now + wait.min(limits::HELLO_MAX_NS));
             self.hello.tries += 1;
@@ -99,7 +100,7 @@ impl Conn {
         }
     }
 
-    /// Forgets what a HELLO said: the peer has given that connection up before it was established.
+    /// Forgets what a HELLO said: the peer has given that connection up before it was established (MR-HELLO-3).
     pub fn unlearn(&mut self) {
         self.peer_cid = 0;
         self.peer_incarnation = 0;
@@ -110,7 +111,7 @@ impl Conn {
     }
 
     /// Takes the peer's parameters in. Only the first HELLO of its connection changes anything, but the segment, which
-    /// follows the answers until the connection is established: what they agree to has come through.
+    /// follows the answers until the connection is established: what they agree to has come through (MR-HELLO-4).
     pub fn learn(&mut self, hello: &Hello, answer: bool, config: &Config) {
         let first = self.peer_cid == 0;
         if first || answer && self.state == ConnState::Connecting && self.peer_cid == hello.scid {
@@ -130,7 +131,7 @@ impl Conn {
             |space: usize| Window::new(ORIGIN + u64::from(hello.first_cpn[space]), limits::CPN_WINDOW);
         self.rx_windows = [window(0), window(1)];
         self.rx_paths = vec![PathRx::default(); usize::from(hello.paths)];
-        // What the peer says of itself counts once it has proved to be where it is.
+        // What the peer says of itself counts once it has proved to be where it is (MR-HELLO-10).
         self.announced_ips =
             hello.planes.iter().flat_map(|p| &p.addrs).copied().take(limits::PEER_IPS_MAX).collect();
         self.make_paths(hello, config);
@@ -145,7 +146,7 @@ impl Conn {
         }
     }
 
-    /// The peer has echoed our id: its address is real, data may flow.
+    /// The peer has echoed our id: its address is real, data may flow (MR-HELLO-6).
     pub fn establish(&mut self, now: Nanos) {
         if self.state == ConnState::Connecting && self.peer_cid != 0 {
             self.state = ConnState::Established;
@@ -163,7 +164,7 @@ impl Conn {
     }
 
     /// Path slots, spread evenly over the planes both sides have, paired by label; else all go to the address the
-    /// connection was made for.
+    /// connection was made for (MR-HELLO-8).
     fn make_paths(&mut self, hello: &Hello, config: &Config) {
         let port = config.base_port + self.peer_slot;
         let mut routes: Vec<(u8, IpAddr)> = Vec::new();

@@ -23,7 +23,7 @@ use crate::wire::Refuse;
 use std::collections::VecDeque;
 use std::net::IpAddr;
 
-/// Index of the request space in per-space arrays.
+/// Index of the request space in per-space arrays: requests and responses are numbered apart (MR-CPN-1).
 pub const REQUESTS: usize = 0;
 /// Index of the response space.
 pub const RESPONSES: usize = 1;

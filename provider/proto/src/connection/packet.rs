@@ -29,10 +29,10 @@ pub fn build_packet<S: Sink>(
     (head.psn, head.path, head.generation) = (psn, path as u8, generation);
     head.write(&mut burst.bytes);
     if matches!(first.item, Item::Again(_)) {
-        // What the lost packet told is as lost as its data.
+        // What the lost packet told is as lost as its data (MR-SACK-9).
         conn.rx_paths.iter_mut().for_each(|rx| rx.untold = rx.untold.max(1));
     }
-    // Acknowledgements come first: what a message answers is complete before the message itself is.
+    // Acknowledgements come first: what a message answers is complete before the message itself is (MR-FRAME-4).
     let told =
         acks_ride(conn) && HEADER_BYTES as u32 + first.header + first.len + acks_bytes(conn) as u32 <= limit;
     if told {
@@ -376,6 +376,7 @@ impl Builder {
                 self.flush(burst);
                 let addr = raddr.wrapping_add(u64::from(f.offset));
                 let who = (job.pd, qp.qpn);
+                // The key may be gone since the Read was executed (MR-ORDER-4).
                 let (va, _) = p.mrs.check_remote(rkey, who, addr, u64::from(f.len), access::REMOTE_READ)?;
                 burst.pieces.push(Piece::Memory { va, len: f.len });
             }
@@ -385,7 +386,7 @@ impl Builder {
     }
 }
 
-/// Does what a request is to its requester alone, when its turn to be sent has come.
+/// Does what a request is to its requester alone, when its turn to be sent has come (MR-ORDER-7).
 fn execute(mrs: &mut MrTable, wr: &SendWqe, who: (u32, Qpn)) -> Result<(), WcStatus> {
     match wr.opcode {
         Opcode::BindWindow if !mrs.bind(&wr.bind(), who) => Err(WcStatus::MwBindErr),

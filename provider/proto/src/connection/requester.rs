@@ -219,7 +219,8 @@ pub fn acks_ride(conn: &Conn) -> bool {
     owed && conn.refusals.is_empty()
 }
 
-/// Refusals first: an acknowledgement must not be read before the refusal that qualifies it.
+/// Refusals first: an acknowledgement must not be read before the refusal that qualifies it (MR-SACK-5). The hint ends
+/// them, so that every acknowledgement steers its receiver (MR-HINT-1).
 pub fn write_acks<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, out: &mut Vec<u8>) {
     for pending in &conn.refusals {
         Frame::Refuse(pending.refuse).write(out);
@@ -281,7 +282,7 @@ pub fn retransmit_header<S: Sink>(p: &mut Parts<'_, S>, f: &mut TxFrame) -> u32 
     let qp = p.qps.at(f.qp);
     match f.kind {
         FrameKind::Request => {
-            // What an unreliable stream lost stays lost: only its numbers are filled.
+            // What an unreliable stream lost stays lost: only its numbers are filled (MR-UC-2).
             let live = |q: &&mut Qp| q.tx.life == f.life && q.init.qp_type.is_reliable();
             let qp = qp.filter(live);
             let xrc = qp.as_ref().is_some_and(|q| q.is_xrc());
@@ -334,7 +335,7 @@ fn peek_request<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn) -> Option<Next> 
         if let Some(qp) = qp
             && let Some(wqe) = sendable(p.now, qp, conn.message_window)
         {
-            // Of XRC messages the receiver must know the SRQs in order, so as to bind receives in order.
+            // Of XRC messages the receiver must know the SRQs in order, so as to bind receives in order (MR-XRC-4).
             let pinned = (qp.init.qp_type == QpType::Uc || qp.is_xrc()) && !conn.paths.is_empty();
             let pin = if pinned { Some(pin_of(conn, index)) } else { None };
             if pin.is_some_and(|i| conn.paths[usize::from(i)].room() == 0) {
@@ -360,7 +361,7 @@ fn peek_request<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn) -> Option<Next> 
     None
 }
 
-/// The path an unreliable stream keeps to: its own, or the next one in use while that one is not.
+/// The path an unreliable stream keeps to (MR-UC-1): its own, or the next one in use while that one is not.
 fn pin_of(conn: &Conn, index: u16) -> u8 {
     let count = conn.paths.len();
     let own = usize::from(index) % count;
@@ -368,12 +369,14 @@ fn pin_of(conn: &Conn, index: u16) -> u8 {
     turn.clone().find(|i| conn.paths[*i].health.is_active()).unwrap_or(own) as u8
 }
 
+/// Another full packet stays within the peer's window of numbers, with room for the VOIDs that confirm (MR-CPN-6).
 fn cpn_room(conn: &Conn, space: usize) -> bool {
     let units = u64::from(conn.payload_max / conn.unit) + 64;
     conn.next_cpn[space] + units - conn.tx_windows[space].base() < limits::CPN_WINDOW - 64
 }
 
-/// Header and payload bytes of the part of a request that begins at `offset`.
+/// Header and payload bytes of the part of a request that begins at `offset`: messages are cut at full payloads, and
+/// each part says all that is needed to place it (MR-REQ-3).
 fn segment(conn: &Conn, wqe: &Wqe, xrc: bool, offset: u32) -> (u32, u32) {
     let header = frame::request_header_bytes(wqe.wr.opcode, xrc) as u32;
     let len = if wqe.wr.opcode.has_response() { 0 } else { (wqe.wr.length - offset).min(conn.payload_max) };
@@ -394,7 +397,9 @@ fn sendable(now: Nanos, qp: &Qp, message_window: u64) -> Option<&Wqe> {
     let wqe = tx.sq.get(tx.cursor_msn)?;
     let head = tx.cursor_msn == tx.sq.base_msn();
     if starting {
+        // Further ahead the peer has no place for what arrives (MR-REQ-2).
         let far = tx.cursor_msn - tx.sq.base_msn() >= message_window;
+        // What is fenced may use what those Reads bring (MR-RESP-4).
         let fenced = wqe.wr.flags & send_flags::FENCE != 0 && tx.outstanding_reads > 0;
         let reads_full =
             wqe.wr.opcode.has_response() && tx.outstanding_reads >= u32::from(qp.attrs.max_rd_atomic.max(1));
@@ -402,10 +407,10 @@ fn sendable(now: Nanos, qp: &Qp, message_window: u64) -> Option<&Wqe> {
             return None;
         }
     }
-    // What an unreliable stream loses takes no receive, so both ends do not count alike: it has no limit.
+    // What an unreliable stream loses takes no receive, so both ends do not count alike: it has no limit (MR-UC-4).
     let limit = tx.credit.filter(|_| qp.init.qp_type.is_reliable());
     let unposted = limit.is_some_and(|limit| (wqe.recv_index.wrapping_sub(limit) as i32) >= 0);
-    // The head message's first packet may always ask: a lost credit cannot hang a stream.
+    // The head message's first packet may always ask: a lost credit cannot hang a stream (MR-CREDIT-2).
     if wqe.wr.opcode.consumes_recv() && unposted && !(head && starting) {
         return None;
     }
@@ -472,6 +477,7 @@ fn fill_data<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, burst: &mut TxBurst
         conn.allowance.holds = false;
         patch_last(burst, BACKLOG_AT, &[0, 0]);
     }
+    // Nothing more leaves until the peer answers (MR-CC-5).
     if burst.packets.len() as u32 >= grant.packets {
         patch_last(burst, FLAGS_AT, &[wire::FLAG_ACK_REQUEST]);
     }
@@ -552,7 +558,7 @@ fn choose_path<S: Sink>(
     per_path: u32,
 ) -> Result<(usize, u32), Shut> {
     let again = match next.item {
-        // Repair on the path that lost it, unless that path is in trouble (design D9).
+        // Repair on the path that lost it, unless that path is in trouble (MR-LOSS-3).
         Item::Again(again) => Some(again.path),
         _ => None,
     };

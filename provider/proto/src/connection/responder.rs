@@ -15,11 +15,11 @@ use crate::wire::{Refuse, RefuseCode, Request, Void};
 /// What became of a request packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// Accepted, or dropped for good: its connection packet numbers are resolved.
+    /// Accepted, or dropped for good: its connection packet numbers are resolved either way (MR-CPN-4).
     Resolved,
     /// Accepted before.
     Duplicate,
-    /// Must not count as received: it will come again.
+    /// Neither taken nor covered by a refusal we tell of: must not count as received, it will come again (MR-SACK-8).
     NotReceived,
 }
 
@@ -30,6 +30,7 @@ pub fn on_request<S: Sink>(
     f: &Request<'_>,
     mem: &mut impl Memory,
 ) -> bool {
+    // Before anything else is looked at: what was taken once must not be placed again (MR-CPN-3).
     let window = &conn.rx_windows[REQUESTS];
     let cpn = unwrap32(f.cpn, window.base());
     let outcome = match window.state(cpn, u64::from(f.units)) {
@@ -44,11 +45,11 @@ pub fn on_request<S: Sink>(
     outcome != Outcome::NotReceived
 }
 
-/// The checks, in order: refusal in force, queue pair, binding, message window, attempt, error in force, operation,
-/// receive resource, length, key and rights, number of Reads; then placement and completion.
+/// The checks, in order (MR-REQ-4): refusal in force, queue pair, binding, complete already, error in force, operation,
+/// receive resource, length, key and rights, number of Reads, message window, attempt; then placement and completion.
 fn accept<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, f: &Request<'_>, mem: &mut impl Memory) -> Outcome {
     let index = f.dst_qpn.index() as u16;
-    // 1. A refusal in force drops what it covers; a later attempt confirms it.
+    // 1. A refusal in force drops what it covers (MR-REFUSE-3); a later attempt confirms it.
     if !conn.refusals.is_empty() && refused(conn, f) {
         return Outcome::Resolved;
     }
@@ -67,7 +68,7 @@ fn accept<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, f: &Request<'_>, mem: 
     if qp.state == QpState::Rtr && !std::mem::replace(&mut qp.rx.established, true) {
         p.sink.event(Event::CommEst(f.dst_qpn));
     }
-    // Unreliable streams have their own, shorter list.
+    // Unreliable streams have their own, shorter list from here on (MR-UC-5).
     if unreliable {
         super::unreliable::accept(p, conn, index, f, mem);
         return Outcome::Resolved;
@@ -143,7 +144,8 @@ fn end<S: Sink>(
     Outcome::Resolved
 }
 
-/// A refusal of the stream covers this packet. A packet of a later attempt confirms refusals that may be tried again.
+/// A refusal of the stream covers this packet. A packet of a later attempt confirms refusals that may be tried again
+/// (MR-REFUSE-4).
 fn refused(conn: &mut Conn, f: &Request<'_>) -> bool {
     let mut covered = false;
     conn.refusals.retain(|r| {
@@ -155,6 +157,7 @@ fn refused(conn: &mut Conn, f: &Request<'_>) -> bool {
     covered
 }
 
+/// What follows the refused message is refused with it: the stream goes on there or nowhere (MR-REFUSE-1).
 fn covers(refuse: &Refuse, f: &Request<'_>) -> bool {
     match refuse.code {
         RefuseCode::Rnr => {
@@ -165,14 +168,15 @@ fn covers(refuse: &Refuse, f: &Request<'_>) -> bool {
     }
 }
 
-/// A VOID: numbers filled, refusals confirmed. False: it counts as not received.
+/// A VOID: numbers filled, refusals confirmed. False: it counts as not received. One that comes again confirms nothing:
+/// a refusal may have come into force since (MR-VOID-1).
 pub fn on_void(conn: &mut Conn, f: &Void) -> bool {
     let window = &mut conn.rx_windows[usize::from(f.response)];
     let cpn = unwrap32(f.cpn, window.base());
     match window.state(cpn, u64::from(f.units)) {
         RangeState::Beyond => return false,
         RangeState::Old => return true,
-        // A VOID may cover numbers of which some were accepted: the rest is filled.
+        // A VOID may cover numbers of which some were accepted: the rest is filled (MR-CPN-5).
         RangeState::New | RangeState::Mixed => window.mark(cpn, u64::from(f.units)),
     }
     conn.refusals.retain(|r| {
@@ -204,7 +208,8 @@ enum Binding {
 }
 
 /// Binds the stream to the QP on its first packet. Ids grow per peer endpoint, so an older one is history; a newer
-/// one takes over only from a stream that has achieved nothing (an unreliable one always: nobody waits for the former).
+/// one takes over only from a stream that has achieved nothing (an unreliable one always: nobody waits for the former)
+/// (MR-REQ-5).
 fn bind(qp: &mut Qp, conn: &Conn, f: &Request<'_>) -> Binding {
     let newer = |a: u32, b: u32| (a.wrapping_sub(b) as i32) > 0;
     let peer = conn.peer_incarnation;
@@ -242,7 +247,8 @@ pub enum Denied {
     Later,
 }
 
-/// The protection domain a request acts in: the QP's, or of XRC that of the SRQ it names.
+/// The protection domain a request acts in: the QP's, or of XRC that of the SRQ it names (MR-XRC-2), which must be one
+/// of the responder's domain (MR-XRC-1).
 fn domain<S: Sink>(p: &mut Parts<'_, S>, index: u16, f: &Request<'_>) -> Result<u32, Denied> {
     let invalid = Denied::Fatal(RefuseCode::InvalidRequest, None);
     let Some(qp) = p.qps.at(index) else { return Err(Denied::Later) };
@@ -301,7 +307,7 @@ fn receive_ready<S: Sink>(p: &mut Parts<'_, S>, index: u16, pd: u32, f: &Request
     writable.ok_or(Denied::Fatal(RefuseCode::Operation, Some(WcStatus::LocProtErr)))
 }
 
-/// Has the receives up to the one a request needs; an SRQ's are bound to the QP.
+/// Has the receives up to the one a request needs; an SRQ's are bound to the QP, in order (MR-CREDIT-4).
 fn bind_receives<S: Sink>(p: &mut Parts<'_, S>, index: u16, f: &Request<'_>) -> Result<(), Denied> {
     let Some(mut qp) = p.qps.at(index) else { return Ok(()) };
     // Messages behind a missing receive are refused with it, whatever they are: they follow it in order.
@@ -402,7 +408,7 @@ fn no_receive<S: Sink>(
 }
 
 /// Puts a refusal in force; it leaves with the acknowledgement of the packet that met it. A stream may have several:
-/// each covers what the others do not.
+/// each covers what the others do not (MR-REFUSE-2). One too many, and the packet comes again (MR-REFUSE-10).
 pub fn refuse(conn: &mut Conn, local: Qpn, refuse: Refuse) -> Outcome {
     let same = conn.refusals.iter().position(|r| {
         r.local == local
@@ -451,8 +457,9 @@ pub fn refuse_fatal<S: Sink>(
     true
 }
 
-/// Copies the payload to where it belongs. The tail of a Write is held back until everything before it is placed. An
-/// error says how the stream ends: the memory is registered, and not there.
+/// Copies the payload to where it belongs, in whatever order it comes (MR-ORDER-1). The tail of a Write is held back
+/// until everything before it is placed (MR-ORDER-2). An error says how the stream ends: the memory is registered, and not
+/// there.
 fn place<S: Sink>(
     p: &mut Parts<'_, S>,
     index: u16,
@@ -477,6 +484,7 @@ fn place<S: Sink>(
             let addr = f.raddr.wrapping_add(u64::from(f.offset));
             let target = p.mrs.check_remote(f.rkey, (pd, qp.qpn), addr, u64::from(len), access::REMOTE_WRITE);
             let Some((va, mr)) = target else { return Ok(()) };
+            // An atomic Write keeps its order also where Writes need not (MR-ORDER-8).
             let result = if mr.relaxed() && f.opcode != Opcode::AtomicWrite {
                 mem.place(va, f.payload)
             } else if in_order && len == f.total {
@@ -513,7 +521,7 @@ fn hold(msg: &mut RxMsg, f: &Request<'_>) -> usize {
     count
 }
 
-/// Completes messages in order as far as they are all there.
+/// Completes messages in order as far as they are all there (MR-ORDER-3).
 fn advance<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: u16, mem: &mut impl Memory) {
     loop {
         let Some(qp) = p.qps.at(index) else { return };
@@ -534,6 +542,7 @@ fn advance<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: u16, mem: &mut
             return fail(p, index, fatal);
         }
         let Some(qp) = p.qps.at(index) else { return };
+        // Whoever sees the receive complete may rely on the key being dead (MR-ORDER-6).
         if msg.opcode == Opcode::SendInv && !p.mrs.invalidate(msg.imm, (msg.pd, qp.qpn)) {
             let recv_status = Some(WcStatus::LocAccessErr);
             let fatal = Fatal { msn, code: RefuseCode::Access, recv_status };
@@ -549,7 +558,7 @@ fn advance<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: u16, mem: &mut
     }
 }
 
-/// Places the held-back tail of a Write, last byte last. False: the memory is not there.
+/// Places the held-back tail of a Write, last byte last (MR-ORDER-2). False: the memory is not there.
 fn release<S: Sink>(p: &mut Parts<'_, S>, index: u16, msg: &RxMsg, mem: &mut impl Memory) -> bool {
     let Some(qp) = p.qps.at(index) else { return true };
     let held = usize::from(msg.held);

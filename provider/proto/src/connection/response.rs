@@ -9,7 +9,8 @@ use crate::seq::{RangeState, unwrap32};
 use crate::types::*;
 use crate::wire::{RefuseCode, Response};
 
-/// Executes a Read or atomic whose turn has come; the answer is queued. An error ends the stream at this message.
+/// Executes a Read or atomic whose turn has come (MR-ORDER-4); the answer is queued. An error ends the stream at this
+/// message.
 pub fn execute<S: Sink>(
     p: &mut Parts<'_, S>,
     conn: &mut Conn,
@@ -78,7 +79,8 @@ pub fn read_denied<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: u16, j
     super::deliver::fail(p, index, fatal);
 }
 
-/// Takes a response packet in; false: it counts as not received.
+/// Takes a response packet in; false: it counts as not received. One that nobody waits for is dropped for good
+/// (MR-RESP-2).
 pub fn on_response<S: Sink>(
     p: &mut Parts<'_, S>,
     conn: &mut Conn,
@@ -125,6 +127,7 @@ pub fn on_response<S: Sink>(
         return true;
     }
     let Some(wqe) = qp.tx.sq.get_mut(msn) else { return true };
+    // The answer completes the request; that the request was accepted does not (MR-RESP-3).
     wqe.answered += payload.len() as u32;
     if wqe.answered == wqe.wr.length {
         wqe.done = true;

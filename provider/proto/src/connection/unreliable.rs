@@ -12,7 +12,8 @@ use crate::seq::unwrap32;
 use crate::types::*;
 use crate::wire::{RefuseCode, Request};
 
-/// Takes a packet of an unreliable stream in.
+/// Takes a packet of an unreliable stream in: the beginning of a later message, or the next bytes of this one
+/// (MR-UC-3).
 pub fn accept<S: Sink>(
     p: &mut Parts<'_, S>,
     conn: &mut Conn,
@@ -68,6 +69,7 @@ fn check<S: Sink>(p: &mut Parts<'_, S>, index: u16, f: &Request<'_>) -> Result<(
     }
     let pd = qp.init.pd;
     if f.opcode.consumes_recv() {
+        // The oldest one: what was lost took none, so the sender's count is ahead (MR-UC-4).
         if qp.rq.len() == 0 {
             p.bind_receive(index);
         }

@@ -7,7 +7,8 @@ use crate::types::*;
 use crate::wire::Request;
 
 /// Has the receive the message consumes, from the SRQ it names. Nobody knows what SRQ a message not seen yet is for, so
-/// a message that overtook one comes too early. Requesters keep such a stream to one path: only a loss lets that happen.
+/// a message that overtook one comes too early (MR-XRC-3). Requesters keep such a stream to one path: only a loss lets
+/// that happen.
 pub fn bind<S: Sink>(p: &mut Parts<'_, S>, index: u16, f: &Request<'_>) -> Result<(), Denied> {
     if !f.opcode.consumes_recv() {
         return Ok(());

@@ -89,7 +89,7 @@ impl Congestion {
         self.threshold = self.window;
         self.credit = 0;
     }
-    /// The window of a path that begins again: small, and counting CE marks from zero.
+    /// The window of a path that begins again: small, and counting CE marks from zero (MR-CC-3).
     pub fn restart(&mut self) {
         *self = Congestion::new(self.algorithm);
         if let Algorithm::EcnAimd(EcnAimd { least, .. }) = self.algorithm {

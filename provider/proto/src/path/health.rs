@@ -27,7 +27,7 @@ impl Health {
     pub fn is_active(self) -> bool {
         self == Health::Active
     }
-    /// A probe is due; the next one is later, each pause twice the last.
+    /// A probe is due; the next one is later, each pause twice the last (MR-PATH-3).
     pub fn take_probe(&mut self, now: Nanos) -> bool {
         match self {
             Health::Suspect { probe_at, pause } if *probe_at <= now => {

@@ -17,7 +17,7 @@ pub enum Arrival {
     Late,
     /// Already received.
     Duplicate,
-    /// Too old to be said in a SACK: its data counts, its receipt cannot be reported.
+    /// Too old to be said in a SACK: its data counts, its receipt cannot be reported (MR-PSN-7).
     Ancient,
 }
 
@@ -31,17 +31,19 @@ pub struct PathRx {
     ce: u32,
     highest_at: Nanos,
     /// ACKs that are still to tell of the last arrival: one is owed, one more rides on the next packet with room, so that
-    /// what answers a message does not arrive without the message's acknowledgement when the first is lost.
+    /// what answers a message does not arrive without the message's acknowledgement when the first is lost (MR-SACK-9).
     pub untold: u8,
 }
 
 impl PathRx {
-    /// Classifies a PSN without recording it. `None`: of an earlier generation, whose numbers mean nothing any more.
+    /// Classifies a PSN without recording it. `None`: of an earlier generation, whose numbers mean nothing any more
+    /// (MR-PSN-4).
     pub fn classify(&self, generation: u8, psn: u32) -> Option<Arrival> {
         if self.highest == 0 || generation != self.generation {
             let newer = self.highest == 0 || (generation.wrapping_sub(self.generation) as i8) > 0;
             return newer.then_some(Arrival::InOrder { gap: false });
         }
+        // The first number that came anchors all others (MR-PSN-2).
         let psn = unwrap32(psn, self.highest);
         if psn > self.highest {
             return Some(Arrival::InOrder { gap: psn > self.highest + 1 });
@@ -82,7 +84,7 @@ impl PathRx {
     pub fn is_fresh(&self) -> bool {
         self.untold == limits::ACK_TOLD
     }
-    /// The ACK frame for this path, if anything was received.
+    /// The ACK frame for this path, if anything was received. It says all again that the one before did (MR-SACK-1).
     pub fn ack(&self, now: Nanos, path: u8) -> Option<Ack> {
         let delay_us = u16::try_from(now.saturating_sub(self.highest_at) / 1000).unwrap_or(u16::MAX);
         (self.highest != 0).then_some(Ack {

@@ -8,7 +8,8 @@ use crate::types::Nanos;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 
-/// What a frame in flight was, enough to build it again from the work request.
+/// What a frame in flight was, enough to build it again from the work request: with the same numbers and the same bytes
+/// (MR-CPN-2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TxFrame {
     /// Which of the connection's number spaces and what to do with it.
@@ -32,7 +33,8 @@ pub struct TxFrame {
 }
 
 impl TxFrame {
-    /// Its data will never come: from now on it only fills its numbers (and confirms nothing).
+    /// Its data will never come: from now on it only fills its numbers, so that windows advance (MR-CPN-5), and confirms
+    /// nothing.
     pub fn become_void(&mut self, kind: FrameKind) {
         (self.kind, self.offset, self.len) = (kind, 0, 0);
     }
@@ -184,6 +186,7 @@ impl PathTx {
             return 0;
         }
         let oldest = self.oldest_in_flight().map_or(self.next_psn(), |(psn, _)| psn);
+        // Beyond this span not every number would be told of by some acknowledgement (MR-PSN-3).
         let span = limits::PATH_SPAN.saturating_sub((self.next_psn() - oldest) as u32);
         span.min(self.congestion.window().saturating_sub(self.in_flight))
     }
@@ -192,7 +195,8 @@ impl PathTx {
         let at = self.pkts.iter().position(|p| p.state == PktState::InFlight)?;
         Some((self.base_psn + at as u64, &self.pkts[at]))
     }
-    /// Records a packet just built; its frames were pushed with `push_frame` before.
+    /// Records a packet just built, whose number is used up by it (MR-PSN-1); its frames were pushed with `push_frame`
+    /// before.
     pub fn push_packet(&mut self, now: Nanos, frames: u8, bytes: u16) {
         let frame0 = self.base_frame + self.frames.len() as u64 - u64::from(frames);
         self.pkts.push_back(Pkt { sent: now, frame0, bytes, frames, state: PktState::InFlight });
@@ -215,7 +219,8 @@ impl PathTx {
     pub fn push_frame(&mut self, frame: TxFrame) {
         self.frames.push_back(frame);
     }
-    /// Takes the newest packet back: it was never sent. Its frames go to `out` in order; gives its size.
+    /// Takes the newest packet back: it was never sent, so its number is free again (MR-PSN-1). Its frames go to `out`
+    /// in order; gives its size.
     pub fn pop_packet(&mut self, out: &mut Vec<TxFrame>) -> u16 {
         let Some(pkt) = self.pkts.pop_back() else { return 0 };
         debug_assert_eq!(pkt.state, PktState::InFlight);
@@ -295,7 +300,9 @@ impl PathTx {
         self.in_flight = 0;
         bytes
     }
-    /// Changes to another source port: what was sent before can no longer be told apart from what is lost.
+    /// Changes to another source port: what was sent before can no longer be told apart from what is lost, so numbers
+    /// begin anew in a new generation (MR-PSN-4). Between two changes lies an acknowledgement: only a path in use is
+    /// left, and one that was left is in use again only when it has answered.
     pub fn change_port(&mut self, entropies: u8) {
         self.entropy = (self.entropy + 1) % entropies.max(1);
         self.generation = self.generation.wrapping_add(1);
@@ -314,7 +321,7 @@ impl PathTx {
         (self.pto_count, self.strikes, self.struck_at, self.shunned) = (0, 0, 0, false);
         self.last_progress = now;
     }
-    /// When this path wants to be probed for silence, if anything is in flight.
+    /// When this path wants to be probed for silence, if anything is in flight (MR-LOSS-4).
     pub fn probe_at(&self, tuning: &Tuning, of_peer: &Rtt, answered_sent: Nanos) -> Option<Nanos> {
         if !self.health.is_active() {
             return None;

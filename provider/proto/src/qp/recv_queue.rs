@@ -116,7 +116,7 @@ impl RecvQueue {
         }
     }
     /// Moves receives that were bound and not consumed to the front of the queues they came from, in their order: `all`
-    /// of them, or those no byte was placed into. The ones that stay may only be popped.
+    /// of them, or those no byte was placed into (MR-CREDIT-4). The ones that stay may only be popped.
     pub fn give_back(&mut self, srqs: &mut SrqTable, own: Option<SrqId>, all: bool) {
         let mut kept = RecvQueue::default();
         while let Some(entry) = self.entries.back().copied() {

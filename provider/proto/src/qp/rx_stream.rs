@@ -81,7 +81,7 @@ impl RxMsg {
     pub fn waits_as_read(&self) -> bool {
         self.seen && self.opcode.has_response()
     }
-    /// Every byte has arrived.
+    /// Every byte has arrived: numbers are taken once, so counting them is enough (MR-REQ-6).
     pub fn complete(&self) -> bool {
         self.seen && (self.opcode.has_response() || self.received == self.total)
     }
@@ -203,7 +203,7 @@ impl RxStream {
         }
     }
     /// The attempt its requester must exceed before the stream is bound; `None`: it lives, or no proof is needed. Only a
-    /// requester that hears the refusal can exceed it, because attempts count refusals.
+    /// requester that hears the refusal can exceed it, because attempts count refusals (MR-REQ-7).
     pub fn unproven(&mut self, peer: u64, life: u32, attempt: u16) -> Option<u16> {
         if !self.reused {
             return None;
@@ -223,7 +223,7 @@ impl RxStream {
             }
         }
     }
-    /// The message's entry, made if it is within the window.
+    /// The message's entry, made if it is within the window (MR-REQ-2).
     pub fn entry(&mut self, msn: u64) -> Option<&mut RxMsg> {
         let at = msn.checked_sub(self.next_msn)? as usize;
         if at >= usize::from(limits::MESSAGE_WINDOW) {
@@ -241,7 +241,8 @@ impl RxStream {
         let read = msg.opcode.has_response();
         self.open_reads -= u32::from(read);
     }
-    /// Whether one more Read or atomic, message `msn`, is more than `most` that the peer cannot have the answer of.
+    /// Whether one more Read or atomic, message `msn`, is more than `most` that the peer cannot have the answer of
+    /// (MR-RESP-3).
     pub fn exceeds(&self, msn: u64, most: u32) -> bool {
         let at = msn.checked_sub(self.next_msn).and_then(|at| usize::try_from(at).ok());
         let counted = at.and_then(|at| self.msgs.get(at)).is_some_and(RxMsg::waits_as_read);

@@ -235,7 +235,7 @@ pub enum Frame<'a> {
     Void(Void),
 }
 
-/// Iterator over the frames behind a header. A broken frame ends it with `None` and sets `broken`.
+/// Iterator over the frames behind a header. A broken frame ends it with `None` and sets `broken` (MR-FRAME-1).
 #[derive(Debug)]
 pub struct Frames<'a> {
     reader: Reader<'a>,
@@ -263,6 +263,7 @@ impl<'a> Iterator for Frames<'a> {
     }
 }
 
+/// The high byte is to be 0: it is not ignored, so that a later version may use it (MR-FRAME-3).
 fn qpn(r: &mut Reader<'_>) -> Option<Qpn> {
     Some(Qpn(r.u32()?)).filter(|q| q.0 < 1 << 24)
 }
@@ -299,6 +300,7 @@ fn parse<'a>(kind: u8, r: &mut Reader<'a>) -> Option<Frame<'a>> {
             };
             (units > 0).then_some(Frame::Void(void))
         }
+        // Nothing says how long it is: no sender uses a type that both ends have not announced (MR-FRAME-2).
         _ => None,
     }
 }
@@ -398,7 +400,7 @@ fn parse_request<'a>(r: &mut Reader<'a>) -> Option<Request<'a>> {
     let fits = if opcode.has_response() {
         length == 0 && offset == 0
     } else {
-        // An empty packet is only legal for an empty message: it could never complete another.
+        // An empty packet is only legal for an empty message: it could never complete another (MR-REQ-1).
         u64::from(offset) + length as u64 <= u64::from(total) && (length > 0 || total == 0)
     };
     let atomic = matches!(opcode, Opcode::CompareSwap | Opcode::FetchAdd | Opcode::AtomicWrite);
@@ -439,6 +441,7 @@ fn parse_response<'a>(r: &mut Reader<'a>) -> Option<Response<'a>> {
     let (life, cpn, units, attempt) = (r.u32()?, r.u32()?, r.u16()?, r.u16()?);
     let (msn, offset, total) = (r.u32()?, r.u32()?, r.u32()?);
     let payload = r.bytes(length)?;
+    // As of requests (MR-RESP-1).
     let fits = u64::from(offset) + length as u64 <= u64::from(total) && (length > 0 || total == 0);
     let sized = kind == RespKind::Read || length == 8;
     (fits && sized && units > 0).then_some(Response {

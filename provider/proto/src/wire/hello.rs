@@ -54,7 +54,7 @@ pub struct HelloPlane {
 }
 
 impl Hello {
-    /// Reads the body behind the header. Unknown TLVs are skipped.
+    /// Reads the body behind the header. Unknown TLVs are skipped (MR-HELLO-1).
     pub fn parse(bytes: &[u8]) -> Option<Hello> {
         let mut r = Reader(bytes);
         let wants_answer = r.u32()? & 1 != 0;

@@ -20,7 +20,7 @@ pub const HEADER_BYTES: usize = 20;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum PacketType {
-    /// Frames that want acknowledgement; consumes a path PSN.
+    /// Frames that want acknowledgement; consumes a path PSN (MR-HDR-2).
     Data = 1,
     /// Frames that do not; no PSN.
     Control = 2,
@@ -63,7 +63,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// Reads the header; `None` if this is not a packet of our version.
+    /// Reads the header; `None` if this is not a packet of our version (MR-HDR-1).
     pub fn parse(bytes: &[u8]) -> Option<Header> {
         let b: &[u8; HEADER_BYTES] = bytes.first_chunk()?;
         if b[0] >> 4 != VERSION {
