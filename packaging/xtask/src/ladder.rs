@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::exec::{self, Finished};
 use crate::report::{Outcome, Report, Trouble, progress};
 use crate::workspace::{Workspace, cargo};
-use crate::{packages, pyverbs, stock, tidy};
+use crate::{packages, pyverbs, requirements, stock, tidy};
 
 /// Longest time for one cargo step.
 const STEP_TIMEOUT: Duration = Duration::from_secs(25 * 60);
@@ -45,6 +45,7 @@ fn static_checks(workspace: &Workspace, report: &mut Report) {
         let found = tidy::breaches(workspace);
         if found.is_empty() { Ok(String::new()) } else { Err(Trouble::Fail(found.join("\n"))) }
     });
+    report.check("requirements", || requirements::check(workspace));
     let lint = ["clippy", "--quiet", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"];
     report.check("clippy", || step(workspace, cargo().args(lint)));
     report.check("rustdoc", || {

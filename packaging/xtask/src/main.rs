@@ -1,4 +1,4 @@
-//! Developer commands: `cargo xtask demo`, `test`, `soak`, `bench`, `results`.
+//! Developer commands: `cargo xtask demo`, `test`, `soak`, `bench`, `results`, `requirements`.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, expect(non_snake_case, reason = "tests are named subject__case"))]
@@ -10,6 +10,7 @@ mod ladder;
 mod packages;
 mod pyverbs;
 mod report;
+mod requirements;
 mod results;
 mod seed;
 mod stock;
@@ -67,6 +68,8 @@ enum Task {
         #[arg(long, value_name = "FILE")]
         json: Option<PathBuf>,
     },
+    /// The requirements of docs/protocol.md that no test cites; exit code 1 when a number is unknown or no code cites it
+    Requirements,
     /// Bandwidth and latency beside plain UDP and TCP in one run; exit code 1 below the goals
     Bench {
         /// Fewer and shorter runs
@@ -96,6 +99,7 @@ fn main() -> ExitCode {
         Task::Results { quick, only, json } => {
             results::run(&workspace, results::Options { quick, only: only.as_deref(), json: json.as_deref() })
         }
+        Task::Requirements => requirements::list(&workspace),
         Task::Bench { quick, json } => bench::run(&workspace, quick, json.as_deref()),
     };
     match result {

@@ -18,6 +18,12 @@ impl Trouble {
     }
 }
 
+impl From<String> for Trouble {
+    fn from(text: String) -> Trouble {
+        Trouble::Fail(text)
+    }
+}
+
 impl From<std::io::Error> for Trouble {
     fn from(error: std::io::Error) -> Trouble {
         Trouble::Fail(error.to_string())

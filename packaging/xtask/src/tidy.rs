@@ -107,7 +107,7 @@ fn arrow_breaches(metadata: &Value) -> Vec<String> {
 }
 
 /// All text sources below `root`, without hidden and build directories.
-fn sources(root: &Path) -> Vec<PathBuf> {
+pub fn sources(root: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut pending = vec![root.to_owned()];
     while let Some(dir) = pending.pop() {
