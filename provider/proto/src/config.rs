@@ -140,6 +140,8 @@ pub mod limits {
     pub const MESSAGE_WINDOW: u16 = 256;
     /// Bytes in flight per connection whatever the peer grants: beyond 2 MiB loopback gains nothing.
     pub const CONN_BYTES_MAX: u32 = 2 << 20;
+    /// Multicast groups that an endpoint takes part in: bounds what a driver has to join.
+    pub const GROUPS_MAX: usize = 1024;
     /// Bytes a UD receive begins with: the Global Routing Header.
     pub const GRH_BYTES: u32 = 40;
     /// How long an unreliable connection looks for its peer before what is posted counts as sent into the void.

@@ -263,6 +263,7 @@ impl Endpoint {
         self.reset_qp(now, qpn);
         self.mrs.unbind_qp(qpn);
         self.flows.remove_qp(qpn);
+        self.groups.remove_qp(qpn);
         let qp = self.qps.remove(qpn).ok_or(Refused::NotFound)?;
         for id in qp.rss.iter().flat_map(|rss| &rss.table) {
             if let Some(queue) = self.srqs.get_mut(*id) {

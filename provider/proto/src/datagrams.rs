@@ -1,13 +1,15 @@
 //! Unreliable datagrams (UD): one packet per message, no connection, no state per peer (design D17, MR-UD-1).
 
 use crate::burst::{Piece, TxBurst};
-use crate::config::limits;
+use crate::config::{Config, limits};
 use crate::connection::packet::{piece, scatter, slices};
 use crate::endpoint::{Endpoint, parts};
+use crate::groups;
 use crate::memory::Memory;
 use crate::parts::{Parts, complete_send};
 use crate::types::*;
-use crate::wire::{Datagram, HEADER_BYTES, Header, PacketType, datagram::DATAGRAM_BYTES};
+use crate::wire::datagram::{DATAGRAM_BYTES, GROUP_BYTES};
+use crate::wire::{Datagram, HEADER_BYTES, Header, PacketType};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// Q_Keys with this bit mean "the QP's own" (MR-UD-2).
@@ -67,8 +69,11 @@ impl Endpoint {
             s.rx_packets += 1;
             s.rx_bytes += (HEADER_BYTES + body.len()) as u64;
         }
+        if meta.dst_ip.is_multicast() {
+            return self.on_group(meta, &d, mem, sink);
+        }
         let mut p = parts!(self, 0, sink);
-        if deliver(&mut p, meta, &d, mem).is_none() {
+        if deliver(&mut p, d.dst_qpn, meta, &d, mem).is_none() {
             self.stats.datagrams_dropped += 1;
         }
     }
@@ -78,13 +83,24 @@ fn may_send(state: QpState) -> bool {
     state == QpState::Rts
 }
 
+/// Where a datagram goes, and the group it must name; `None` if nothing carries it there.
+fn route(config: &Config, dest: &Destination) -> Option<(SocketAddr, Option<IpAddr>)> {
+    if !dest.ip.is_multicast() {
+        return Some((SocketAddr::new(dest.ip, config.base_port + dest.qpn.slot()), None));
+    }
+    let carrier = groups::carrier(config, dest.ip)?;
+    let named = (carrier != dest.ip).then_some(dest.ip);
+    Some((SocketAddr::new(carrier, groups::group_port(config.base_port)), named))
+}
+
 /// Adds the next datagram of the QP if it fits the burst: same destination, same size or the last and smaller.
 fn add_datagram<S: Sink>(p: &mut Parts<'_, S>, index: u16, burst: &mut TxBurst) -> bool {
     let Some(qp) = p.qps.at(index).filter(|q| may_send(q.state)) else { return false };
     let Some(wqe) = qp.tx.sq.get(qp.tx.sq.base_msn()).copied() else { return false };
     let Some(dest) = wqe.wr.dest else { return finish(p, index, WcStatus::LocQpOpErr) };
-    let dst = SocketAddr::new(dest.ip, p.config.base_port + dest.qpn.slot());
-    let size = (HEADER_BYTES + DATAGRAM_BYTES) as u32 + wqe.wr.length;
+    let Some((dst, group)) = route(p.config, &dest) else { return finish(p, index, WcStatus::Success) };
+    let named = if group.is_some() { GROUP_BYTES } else { 0 };
+    let size = (HEADER_BYTES + DATAGRAM_BYTES + named) as u32 + wqe.wr.length;
     if let Some((_, first)) = burst.packets.first().copied() {
         let ended = burst.packets.last().is_some_and(|l| l.1 < first);
         let full = burst.total_bytes() + size > 65_000;
@@ -115,6 +131,7 @@ fn add_datagram<S: Sink>(p: &mut Parts<'_, S>, index: u16, burst: &mut TxBurst) 
         qkey: if own { qp.attrs.qkey } else { dest.qkey },
         imm: (wqe.wr.opcode == Opcode::SendImm).then_some(wqe.wr.imm),
         solicited: wqe.wr.flags & send_flags::SOLICITED != 0,
+        group,
         payload: &[],
     };
     datagram.write_header(wqe.wr.length as u16, &mut burst.bytes);
@@ -137,7 +154,11 @@ fn add_datagram<S: Sink>(p: &mut Parts<'_, S>, index: u16, burst: &mut TxBurst) 
     }
     if burst.packets.is_empty() {
         let fits = |a: &IpAddr| a.is_ipv4() == dst.is_ipv4();
-        burst.plane = p.config.planes.iter().position(|x| x.addrs.iter().any(fits)).unwrap_or(0) as u8;
+        // Groups live on plane 0.
+        burst.plane = match dst.ip().is_multicast() {
+            true => 0,
+            false => p.config.planes.iter().position(|x| x.addrs.iter().any(fits)).unwrap_or(0) as u8,
+        };
         burst.entropy = index as u8 % p.config.entropies_per_plane.max(1);
         burst.dst = dst;
     }
@@ -163,14 +184,15 @@ pub(crate) fn finish<S: Sink>(p: &mut Parts<'_, S>, index: u16, status: WcStatus
     true
 }
 
-/// Delivers a datagram into the oldest receive; `None` if it is dropped (MR-UD-4).
-fn deliver<S: Sink>(
+/// Delivers a datagram into the oldest receive of a QP; `None` if it is dropped (MR-UD-4).
+pub(crate) fn deliver<S: Sink>(
     p: &mut Parts<'_, S>,
+    qpn: Qpn,
     meta: &RxMeta,
     d: &Datagram<'_>,
     mem: &mut impl Memory,
 ) -> Option<()> {
-    let qp = p.qps.get(d.dst_qpn).filter(|q| q.init.qp_type == QpType::Ud && q.receives())?;
+    let qp = p.qps.get(qpn).filter(|q| q.init.qp_type == QpType::Ud && q.receives())?;
     if qp.attrs.qkey != d.qkey {
         return None;
     }
@@ -178,10 +200,10 @@ fn deliver<S: Sink>(
     if let Some(id) = qp.init.srq {
         pd = p.srqs.get_mut(id)?.pd;
         if qp.rq.len() == 0 {
-            p.bind_receive(d.dst_qpn.index() as u16);
+            p.bind_receive(qpn.index() as u16);
         }
     }
-    let qp = p.qps.get(d.dst_qpn)?;
+    let qp = p.qps.get(qpn)?;
     let entry = qp.rq.get(qp.rq.base())?;
     let total = limits::GRH_BYTES + d.payload.len() as u32;
     if u64::from(total) > entry.capacity {
@@ -205,7 +227,7 @@ fn deliver<S: Sink>(
     };
     p.sink.complete(qp.init.recv_cq, &completion);
     if placed.is_none() {
-        p.enter_error(d.dst_qpn.index() as u16);
+        p.enter_error(qpn.index() as u16);
     }
     Some(())
 }

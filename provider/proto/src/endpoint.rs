@@ -3,6 +3,7 @@
 use crate::burst::TxBurst;
 use crate::config::{Config, limits};
 use crate::connection::{Conn, ConnState, completer, requester};
+use crate::groups::GroupTable;
 use crate::intake;
 use crate::memory::Memory;
 use crate::mr::MrTable;
@@ -38,6 +39,8 @@ pub struct Endpoint {
     /// Raw packet QPs with something to send, in turn; their rules and scratch space.
     pub(crate) raw: VecDeque<u16>,
     pub(crate) flows: FlowTable,
+    /// Multicast groups and the QPs attached to them.
+    pub(crate) groups: GroupTable,
     pub(crate) frame: Vec<u8>,
     pub(crate) targets: Vec<Qpn>,
     /// Small answers that need no connection: RESET and CLOSE_ACK.
@@ -101,6 +104,7 @@ impl Endpoint {
             datagrams: VecDeque::new(),
             raw: VecDeque::new(),
             flows: FlowTable::default(),
+            groups: GroupTable::default(),
             frame: Vec::new(),
             targets: Vec::new(),
             strays: VecDeque::new(),
@@ -133,6 +137,11 @@ impl Endpoint {
             self.stats.rx_malformed += 1;
             return;
         };
+        // Only datagrams are for many.
+        if meta.dst_ip.is_multicast() && header.kind != PacketType::Datagram {
+            self.stats.rx_malformed += 1;
+            return;
+        }
         match header.kind {
             PacketType::Hello => return self.on_hello(now, meta, &header, &bytes[HEADER_BYTES..], sink),
             PacketType::Reset => return self.on_reset(now, meta, &header, sink),

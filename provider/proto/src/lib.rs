@@ -12,6 +12,7 @@ mod connection;
 mod control;
 mod datagrams;
 pub mod endpoint;
+pub mod groups;
 mod intake;
 pub mod memory;
 mod mr;

@@ -278,12 +278,28 @@ impl Net {
 
     fn deliver_later(&mut self, from: usize, burst: &TxBurst, bytes: Vec<u8>) {
         let plane = usize::from(burst.plane);
+        let ip = burst.dst.ip();
+        if ip.is_multicast() {
+            assert_eq!(burst.dst.port(), groups::group_port(BASE_PORT));
+            for to in 0..self.hosts.len() {
+                // A host gets its own, too.
+                if self.hosts[to].ep.carriers().contains(&ip) {
+                    self.deliver_to(from, to, ip, burst, bytes.clone());
+                }
+            }
+            return;
+        }
         let reached = |h: &usize| self.addr(plane, *h) == burst.dst.ip();
         let to = (0..self.hosts.len())
             .filter(reached)
             .find(|h| BASE_PORT + self.hosts[*h].slot == burst.dst.port());
         let to = to.or(self.alt.filter(|a| a.0 == burst.dst.ip()).map(|a| a.1));
         let Some(to) = to else { return };
+        self.deliver_to(from, to, self.addr(plane, to), burst, bytes);
+    }
+
+    fn deliver_to(&mut self, from: usize, to: usize, dst_ip: IpAddr, burst: &TxBurst, bytes: Vec<u8>) {
+        let plane = usize::from(burst.plane);
         if self.black_holes.contains(&plane) {
             return;
         }
@@ -301,7 +317,7 @@ impl Net {
         }
         let meta = RxMeta {
             src: SocketAddr::new(self.addr(plane, from), 49152 + u16::from(burst.entropy)),
-            dst_ip: self.addr(plane, to),
+            dst_ip,
             ecn: 2,
         };
         let copies = 1 + usize::from(self.chance(self.faults.dup));
