@@ -18,7 +18,8 @@ pub(crate) struct Addresses {
 }
 
 impl Addresses {
-    /// EINVAL for another port than 1, without GRH, with an empty or mismatched GID.
+    /// EINVAL for another port than 1, without GRH, with an empty or mismatched GID. A group may be of another family
+    /// than the source: RNICs do not mind, and perftest counts on it.
     pub(crate) fn resolve(net: &Watched, attr: &ibv_ah_attr) -> Result<Self> {
         if attr.is_global == 0 {
             log::warn!("RoCE needs GRH: set is_global=1 and the destination GID in the address vector");
@@ -29,7 +30,10 @@ impl Addresses {
         }
         let remote = address_of(gid_bytes(&attr.grh.dgid));
         match net.gid_address(attr.grh.sgid_index) {
-            Some(local) if !remote.is_unspecified() && local.is_ipv4() == remote.is_ipv4() => {
+            Some(local)
+                if remote.is_multicast()
+                    || !remote.is_unspecified() && local.is_ipv4() == remote.is_ipv4() =>
+            {
                 Ok(Self { remote, local })
             }
             _ => Err(libc::EINVAL),
@@ -38,7 +42,7 @@ impl Addresses {
 }
 
 /// The address a GID stands for: IPv4 when it is IPv4-mapped.
-fn address_of(gid: [u8; 16]) -> IpAddr {
+pub(crate) fn address_of(gid: [u8; 16]) -> IpAddr {
     Ipv6Addr::from(gid).to_canonical()
 }
 

@@ -73,6 +73,9 @@ pub(crate) fn query(context: &Context) -> ibv_device_attr_ex {
     o.max_qp_init_rd_atom = MAX_RD_ATOMIC as i32;
     o.atomic_cap = IBV_ATOMIC_HCA;
     o.max_raw_ethy_qp = MAX_QP as i32;
+    o.max_mcast_grp = MAX_GROUPS as i32;
+    o.max_mcast_qp_attach = MAX_GROUP_QPS as i32;
+    o.max_total_mcast_qp_attach = (MAX_GROUPS * MAX_GROUP_QPS) as i32;
     o.max_ah = MAX_AH as i32;
     o.max_srq = MAX_SRQ as i32;
     o.max_srq_wr = MAX_SRQ_WR as i32;

@@ -27,10 +27,12 @@ use crate::wq::{self, IndTable, Queues};
 use crate::xrcd::Xrcd;
 use crate::{device, poll, post, register};
 
+mod groups;
 mod memory;
 mod packet;
 mod xrc;
 
+use groups::*;
 use memory::*;
 use packet::*;
 use xrc::*;
@@ -45,6 +47,7 @@ pub(crate) static OPS: verbs_context_ops = verbs_context_ops::EMPTY
     .alloc_pd(alloc_pd)
     .alloc_td(alloc_td)
     .async_event(async_event)
+    .attach_mcast(attach_mcast)
     .bind_mw(bind_mw)
     .close_xrcd(close_xrcd)
     .cq_event(cq_event)
@@ -69,6 +72,7 @@ pub(crate) static OPS: verbs_context_ops = verbs_context_ops::EMPTY
     .destroy_rwq_ind_table(destroy_rwq_ind_table)
     .destroy_srq(destroy_srq)
     .destroy_wq(destroy_wq)
+    .detach_mcast(detach_mcast)
     .free_context(register::free_context)
     .free_dm(free_dm)
     .get_srq_num(get_srq_num)

@@ -31,6 +31,9 @@ pub(crate) const MAX_PD: u32 = 1 << 20;
 pub(crate) const MAX_RD_ATOMIC: u32 = 128;
 /// Address handles.
 pub(crate) const MAX_AH: u32 = 1 << 20;
+/// Multicast groups a process takes part in, and QPs of it in each.
+pub(crate) const MAX_GROUPS: u32 = metaroce_proto::config::limits::GROUPS_MAX as u32;
+pub(crate) const MAX_GROUP_QPS: u32 = MAX_QP;
 /// SRQs of a process, the size of the engine's table.
 pub(crate) const MAX_SRQ: u32 = 1 << 14;
 /// Depth of an SRQ.

@@ -1,6 +1,6 @@
 //! Tests of the edge with the real engine under it: two QPs of one process talk over loopback.
 //!
-//! Here: posting and polling. Beside it: `errors` (the error table), `states` (the state table), `events`.
+//! Here: posting and polling. Beside it: `errors` (the error table), `states` (the state table), `events`, `groups`.
 
 use std::io::Read;
 use std::mem::MaybeUninit;
@@ -25,6 +25,7 @@ use crate::{poll, post};
 
 mod errors;
 mod events;
+mod groups;
 mod states;
 mod storms;
 mod world;

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use rdma_core_sys::private::{VERBS_QP_EX, VERBS_QP_XRCD, verbs_qp};
 use rdma_core_sys::*;
 
-use crate::addr::Addresses;
+use crate::addr::{Addresses, address_of};
 use crate::attr;
 use crate::channel::Source;
 use crate::context::Context;
@@ -171,7 +171,12 @@ impl Qp {
     fn change(&self, attr: &ibv_qp_attr, mask: u32, to: ibv_qp_state) -> Result<QpModify> {
         let given = |bit: u32| mask & bit != 0;
         let addresses = if given(IBV_QP_AV) {
-            Some(Addresses::resolve(&self.pd.context.net, &attr.ah_attr)?)
+            // Connections are with one peer.
+            let to = Addresses::resolve(&self.pd.context.net, &attr.ah_attr)?;
+            if to.remote.is_multicast() {
+                return Err(libc::EINVAL);
+            }
+            Some(to)
         } else {
             None
         };
@@ -191,6 +196,17 @@ impl Qp {
             max_rd_atomic: given(IBV_QP_MAX_QP_RD_ATOMIC).then_some(attr.max_rd_atomic),
             max_dest_rd_atomic: given(IBV_QP_MAX_DEST_RD_ATOMIC).then_some(attr.max_dest_rd_atomic),
         })
+    }
+
+    /// Attaches the QP to the multicast group of a GID; once more changes nothing. EINVAL if it is not UD or the GID is
+    /// not a group's, ENOMEM for too many groups.
+    pub(crate) fn attach_group(&self, gid: [u8; 16]) -> Result<()> {
+        self.engine.attach_group(address_of(gid))
+    }
+
+    /// Detaches it. EINVAL if it is not attached.
+    pub(crate) fn detach_group(&self, gid: [u8; 16]) -> Result<()> {
+        self.engine.detach_group(address_of(gid))
     }
 
     /// The attributes (all of them) and what the QP was made of.
@@ -248,8 +264,11 @@ impl Qp {
     }
 
     /// Ends the QP; waits for the acknowledgement of delivered events. Then the object may be dropped. An XRC responder
-    /// ends with its last handle.
+    /// ends with its last handle. EBUSY while it is attached to a multicast group.
     pub(crate) fn destroy(&self) -> Result<()> {
+        if self.qp_type == IBV_QPT_UD && self.engine.is_attached() {
+            return Err(libc::EBUSY);
+        }
         if self.qp_type != IBV_QPT_XRC_RECV || Arc::strong_count(&self.engine) == 1 {
             self.pd.context.open.qp_gone(&self.engine);
             self.engine.destroy()?;

@@ -112,12 +112,10 @@ fn table_of_verbs_leaves_out_what_is_not_built() {
         unset,
         [
             "attach_counters_point_flow",
-            "attach_mcast",
             "create_counters",
             "create_flow_action_esp",
             "destroy_counters",
             "destroy_flow_action",
-            "detach_mcast",
             "modify_flow_action_esp",
             "modify_qp_rate_limit",
             "read_counters",

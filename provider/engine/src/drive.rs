@@ -23,6 +23,7 @@ use crate::engine::{Core, Done, Io, Work};
 use crate::impair::Impair;
 use crate::limits::*;
 use crate::snapshot::Snapshot;
+use crate::udp::groups::Groups;
 use crate::udp::rx::Rx;
 use crate::udp::slot;
 use crate::udp::socket::{self, Wake};
@@ -63,6 +64,8 @@ impl Clock {
 pub(crate) struct Park {
     /// Wakes the thread; there once the sockets are.
     pub(crate) wake: OnceLock<Wake>,
+    /// The socket for multicast groups, once there is one; it stays until the device ends.
+    pub(crate) groups: OnceLock<RawFd>,
     /// Until when the thread sleeps on the socket; 0: it looks again by itself soon enough.
     pub(crate) sleeps_until: AtomicU64,
     /// The thread leaves the socket to the pollers.
@@ -262,6 +265,22 @@ impl Engine {
         Ok(Io::new(endpoint, Rx::new(slot.socket), tx, impair, snapshot))
     }
 
+    /// Opens the socket for multicast groups, which live on plane 0, and has the thread look at it.
+    pub(crate) fn open_groups(&self) -> Result<Groups, Errno> {
+        let config = &self.config;
+        let port = metaroce_proto::groups::group_port(config.base_port);
+        let plane = config.planes.first().ok_or(libc::EOPNOTSUPP)?;
+        let opened = Groups::open(port, plane.ifindex, config.rcvbuf_bytes, config.gso);
+        let groups = opened.map_err(|error| {
+            log::error!("cannot receive for multicast groups on UDP port {port}: {error}");
+            error.raw_os_error().unwrap_or(libc::EIO)
+        })?;
+        // Another opener cannot be at it: we hold the lock.
+        let _ = self.park.groups.set(groups.rx.fd());
+        self.park.signal();
+        Ok(groups)
+    }
+
     /// Ends the device in order: the thread, then CLOSE to every peer and at most 50 ms for their answers.
     /// A second call does nothing.
     pub(crate) fn close(&self) {
@@ -291,7 +310,7 @@ impl Engine {
                 wake.clear();
                 let until = done.next.unwrap_or(deadline).min(deadline);
                 let timeout = std::time::Duration::from_nanos(until.saturating_sub(now));
-                socket::wait(wake.fd(), Some(io.rx.fd()), Some(timeout));
+                socket::wait(wake.fd(), [Some(io.rx.fd()), None], Some(timeout));
             }
         }
         let Core { out, io: Some(io), .. } = &mut *core else { return };

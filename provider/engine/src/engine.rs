@@ -13,6 +13,7 @@ use crate::limits::*;
 use crate::memory::HostMemory;
 use crate::outbox::Outbox;
 use crate::snapshot::Snapshot;
+use crate::udp::groups::Groups;
 use crate::udp::rx::Rx;
 use crate::udp::tx::{Sent, Tx};
 
@@ -33,6 +34,8 @@ pub(crate) struct Core {
 pub(crate) struct Io {
     pub(crate) endpoint: Endpoint,
     pub(crate) rx: Rx,
+    /// Receives for multicast groups, from the first attachment on.
+    pub(crate) groups: Option<Box<Groups>>,
     pub(crate) tx: Tx,
     pub(crate) impair: Option<Impair>,
     pub(crate) snapshot: Snapshot,
@@ -120,6 +123,7 @@ impl Io {
         Io {
             endpoint,
             rx,
+            groups: None,
             tx,
             impair,
             snapshot,
@@ -167,13 +171,14 @@ impl Io {
     }
 
     fn receive(&mut self, now: Nanos, out: &mut Outbox, done: &mut Done) {
-        let Io { endpoint, rx, impair, memory, .. } = self;
+        let Io { endpoint, rx, groups, impair, memory, .. } = self;
         let mut deliver =
             |meta: &metaroce_proto::RxMeta, bytes: &[u8]| endpoint.on_datagram(now, meta, bytes, memory, out);
         if let Some(impair) = impair {
             impair.due(now, &mut deliver);
         }
-        while done.received < STEP_RX_PACKETS_MAX {
+        // Takes a round from a socket; true if it may have more.
+        let mut take = |rx: &mut Rx, done: &mut Done| {
             let messages = rx.receive();
             for i in 0..messages {
                 let Some(message) = rx.message(i) else { continue };
@@ -191,11 +196,32 @@ impl Io {
                     }
                 }
             }
-            if messages < RX_MESSAGES {
-                return;
+            messages == RX_MESSAGES
+        };
+        // Groups have their round whatever else there is.
+        done.more_rx = groups.as_mut().is_some_and(|groups| take(&mut groups.rx, done));
+        while take(rx, done) {
+            if done.received >= STEP_RX_PACKETS_MAX {
+                done.more_rx = true;
+                break;
             }
         }
-        done.more_rx = true;
+    }
+
+    /// Takes part in the IP groups that carry what QPs are attached to. Errors are the kernel's.
+    pub(crate) fn follow_groups(&mut self, engine: &Engine) -> Result<(), Errno> {
+        let wanted = self.endpoint.carriers();
+        if self.groups.is_none() && wanted.is_empty() {
+            return Ok(());
+        }
+        let groups = match &mut self.groups {
+            Some(groups) => groups,
+            none => none.insert(Box::new(engine.open_groups()?)),
+        };
+        groups.follow(&wanted).map_err(|error| {
+            log::error!("cannot join a multicast group: {error}");
+            error.raw_os_error().unwrap_or(libc::EIO)
+        })
     }
 
     /// Timers wait for the socket to be empty, because what is in there may be what they wait for.

@@ -97,6 +97,10 @@ extern "C" fn child() {
 
 fn descriptors(engine: &Engine, core: &Core) -> Vec<RawFd> {
     let io = core.io.iter().flat_map(|io| io.tx.fds().chain([io.rx.fd()]));
+    let groups = core.io.iter().flat_map(|io| io.groups.iter().flat_map(|groups| groups.fds()));
     let aside = engine.aside.lock();
-    io.chain(engine.park.wake.get().map(|wake| wake.fd())).chain(aside.iter().copied()).collect()
+    io.chain(groups)
+        .chain(engine.park.wake.get().map(|wake| wake.fd()))
+        .chain(aside.iter().copied())
+        .collect()
 }

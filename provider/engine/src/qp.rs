@@ -1,5 +1,6 @@
 //! Queue pairs: the stages in which posted work waits for the next step, and the control verbs.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
@@ -204,6 +205,43 @@ impl Qp {
         })
     }
 
+    /// Attaches the QP (UD) to a multicast group; once more changes nothing. EINVAL for what is no group or no such QP,
+    /// ENOMEM when there are too many groups, EOPNOTSUPP where the network has no multicast; others from the kernel.
+    pub fn attach_group(&self, group: IpAddr) -> Result<(), Errno> {
+        let engine = self.device.engine();
+        engine.control(|core, _| {
+            let io = core.io.as_mut().ok_or(libc::EINVAL)?;
+            let had = io.endpoint.is_member(self.qpn(), group);
+            io.endpoint.attach_group(self.qpn(), group).map_err(errno_of)?;
+            io.follow_groups(engine).inspect_err(|_| {
+                if !had {
+                    let _ = io.endpoint.detach_group(self.qpn(), group);
+                }
+            })
+        })
+    }
+
+    /// Detaches the QP from a multicast group. EINVAL if it is not attached.
+    pub fn detach_group(&self, group: IpAddr) -> Result<(), Errno> {
+        let engine = self.device.engine();
+        engine.control(|core, _| {
+            let io = core.io.as_mut().ok_or(libc::EINVAL)?;
+            io.endpoint.detach_group(self.qpn(), group).map_err(errno_of)?;
+            // It is detached, whatever becomes of the other groups.
+            let _ = io.follow_groups(engine);
+            Ok(())
+        })
+    }
+
+    /// The QP is attached to a multicast group.
+    pub fn is_attached(&self) -> bool {
+        let attached = self
+            .device
+            .engine()
+            .control(|core, _| Ok(core.io.as_ref().is_some_and(|io| io.endpoint.is_attached(self.qpn()))));
+        attached == Ok(true)
+    }
+
     /// Destroys the QP; nothing of it completes or is called any more when this returns, and its completions are
     /// gone from its CQs. A second call does nothing.
     pub fn destroy(&self) -> Result<(), Errno> {
@@ -214,7 +252,11 @@ impl Qp {
                 return Ok(());
             }
             if let Some(io) = core.io.as_mut() {
+                let attached = io.endpoint.is_attached(qpn);
                 io.endpoint.destroy_qp(now, qpn).map_err(errno_of)?;
+                if attached {
+                    let _ = io.follow_groups(engine);
+                }
             }
             core.out.remove_qp(qpn);
             self.forget_posted(&mut core.out);

@@ -9,6 +9,7 @@ use metaroce_stat::{DeviceCounter, PathCounter, StatFile, StatWriter};
 use crate::engine::{Done, Io};
 use crate::limits::{PUBLISH_LAST_NS, PUBLISH_NS};
 use crate::outbox::Outbox;
+use crate::udp::rx::Rx;
 
 /// The record and when it was written.
 pub(crate) struct Snapshot {
@@ -79,6 +80,8 @@ impl Io {
         let paths = &mut self.snapshot.paths;
         self.endpoint.path_stats(paths);
         let sum = |field: fn(&PathStats) -> u64| paths.iter().map(field).sum::<u64>();
+        let by_groups = |count: fn(&Rx) -> u64| self.groups.as_ref().map_or(0, |g| count(&g.rx));
+        let received = |count: fn(&Rx) -> u64| count(&self.rx) + by_groups(count);
         let (dropped, dropped_data) = self.impair.as_ref().map_or((0, 0), |i| (i.dropped, i.dropped_data));
         // Packets the kernel refused are sent and lost as far as the core knows.
         let values = [
@@ -90,12 +93,12 @@ impl Io {
             (DeviceCounter::Lost, sum(|p| p.lost)),
             (DeviceCounter::SpuriousRetransmits, endpoint.spurious_retransmits),
             (DeviceCounter::RnrSent, endpoint.rnr_sent),
-            (DeviceCounter::RxMalformed, endpoint.rx_malformed + self.rx.unreadable()),
+            (DeviceCounter::RxMalformed, endpoint.rx_malformed + received(Rx::unreadable)),
             (DeviceCounter::RxUnknown, endpoint.rx_unknown),
             (DeviceCounter::ResetsSent, endpoint.resets_sent),
             (DeviceCounter::ImpairDropped, dropped),
             (DeviceCounter::ImpairDroppedData, dropped_data),
-            (DeviceCounter::RxOverflows, self.rx.overflows()),
+            (DeviceCounter::RxOverflows, received(Rx::overflows)),
             (DeviceCounter::ConnectionsOpened, endpoint.connections_opened),
             (DeviceCounter::Connections, endpoint.connections),
             (DeviceCounter::Qps, out.qp_count()),

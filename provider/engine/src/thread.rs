@@ -101,7 +101,8 @@ impl<'a> Background<'a> {
                 ready = Ready::default();
                 continue;
             }
-            ready = socket::wait(wake.fd(), Some(self.rx), sleep.timeout(self.engine.clock.now()));
+            let sockets = [Some(self.rx), park.groups.get().copied()];
+            ready = socket::wait(wake.fd(), sockets, sleep.timeout(self.engine.clock.now()));
             park.sleeps_until.store(0, Ordering::SeqCst);
             if ready.woken {
                 wake.clear();
@@ -149,7 +150,7 @@ impl<'a> Background<'a> {
         let park = &self.engine.park;
         park.backed_off.store(true, Ordering::SeqCst);
         while park.armed.load(Ordering::SeqCst) == 0 && !park.stop.load(Ordering::SeqCst) {
-            let ready = socket::wait(wake.fd(), None, Some(Duration::from_nanos(BACKOFF_NS)));
+            let ready = socket::wait(wake.fd(), [None; 2], Some(Duration::from_nanos(BACKOFF_NS)));
             if ready.woken {
                 wake.clear();
                 break;

@@ -137,7 +137,7 @@ impl Endpoint {
             self.stats.rx_malformed += 1;
             return;
         };
-        // Only datagrams are for many.
+        // Only datagrams are for many (MR-MC-6).
         if meta.dst_ip.is_multicast() && header.kind != PacketType::Datagram {
             self.stats.rx_malformed += 1;
             return;

@@ -1,4 +1,4 @@
-//! Multicast groups: which QPs are attached to which, and what carries a group's datagrams on the network.
+//! Multicast groups: which QPs are attached to which, and what carries a group's datagrams on the network (MR-MC-1).
 
 use crate::config::{Config, limits};
 use crate::datagrams::deliver;
@@ -26,7 +26,7 @@ pub fn carrier(config: &Config, group: IpAddr) -> Option<IpAddr> {
     let addrs = &config.planes.first()?.addrs;
     let v4 = addrs.iter().any(IpAddr::is_ipv4);
     // Loopback interfaces route IPv4 groups, but no IPv6 ones.
-    let v6 = addrs.iter().any(|a| a.is_ipv6() && !a.is_loopback());
+    let v6 = addrs.iter().any(IpAddr::is_ipv6) && !addrs.iter().any(IpAddr::is_loopback);
     match group {
         IpAddr::V4(_) if v4 => Some(group),
         IpAddr::V4(ip) if v6 => Some(v6_carrier_of_v4(ip).into()),
@@ -112,6 +112,10 @@ impl Endpoint {
     pub fn detach_group(&mut self, qpn: Qpn, group: IpAddr) -> Result<(), Refused> {
         self.groups.remove(group, qpn).ok_or(Refused::Invalid)
     }
+    /// The QP is attached to this group.
+    pub fn is_member(&self, qpn: Qpn, group: IpAddr) -> bool {
+        self.groups.members(group).contains(&qpn)
+    }
     /// The QP is attached to a group.
     pub fn is_attached(&self, qpn: Qpn) -> bool {
         self.groups.0.iter().any(|(_, members)| members.contains(&qpn))
@@ -124,7 +128,8 @@ impl Endpoint {
         all
     }
 
-    /// A datagram that came by a group: a copy for each QP that is attached, those of its sender's included.
+    /// A datagram that came by a group: a copy for each QP that is attached, those of its sender's included (MR-MC-5).
+    /// What does not tell its group right is malformed (MR-MC-3).
     pub(crate) fn on_group(
         &mut self,
         meta: &RxMeta,
@@ -138,7 +143,7 @@ impl Endpoint {
             self.stats.rx_malformed += 1;
             return;
         }
-        // Another process's group has no members here: nobody missed anything.
+        // MR-MC-5: another process's group has no members here: nobody missed anything.
         let meta = RxMeta { dst_ip: group, ..*meta };
         let mut p = parts!(self, 0, sink);
         for qpn in self.groups.members(group) {
@@ -183,6 +188,7 @@ mod tests {
             (&["192.0.2.1"], "ff0e::1:7", Some("239.193.255.8")),
             // Loopback has no IPv6 multicast; scopes that end at the host are of no use.
             (&["127.0.0.1", "::1"], "ff02::7", Some("239.193.255.5")),
+            (&["127.0.0.1", "fd00::1"], "ff02::7", Some("239.193.255.5")),
             (&["::1"], "ff02::7", None),
             (&["2001:db8::1"], "ff01::7", Some("ff02::7")),
             (&["2001:db8::1"], "ff10::7", Some("ff12::7")),

@@ -1,4 +1,4 @@
-//! Multicast: every QP attached to a group gets each of its datagrams once, and nobody else.
+//! Multicast: every QP attached to a group gets each of its datagrams once, and nobody else (MR-MC-1, MR-MC-5).
 #![expect(non_snake_case, reason = "tests are named subject__case")]
 
 mod net;
@@ -62,7 +62,9 @@ fn members_get_one_copy(net: &mut Net, first: IpAddr, second: IpAddr) {
         }
     }
     net.hosts[0].mem.0[1 << 19..(1 << 19) + 4096].fill(7);
-    let from = |net: &mut Net, id, len, to| net.send(0, sender, to_group(id, len, to), &[sge(1 << 19, len, keys[0])]);
+    let from = |net: &mut Net, id, len, to| {
+        net.send(0, sender, to_group(id, len, to), &[sge(1 << 19, len, keys[0])])
+    };
     from(net, 1, 4096, first);
     from(net, 2, 100, second);
     net.run(10_000_000);
@@ -86,6 +88,7 @@ fn group__each_member_gets_one_copy() {
     assert_eq!((net.hosts[1].mem.0[20], &net.hosts[1].mem.0[36..40]), (0x45, &[224, 1, 2, 3][..]));
 }
 
+/// MR-MC-2 and MR-MC-3.
 #[test]
 fn group__of_the_family_that_is_not_there_goes_by_the_other() {
     // The two IPv6 groups go by the same IPv4 one, and are told apart all the same.
@@ -102,6 +105,7 @@ fn group__of_the_family_that_is_not_there_goes_by_the_other() {
     assert_eq!(net.hosts[2].ep.carriers(), [group("ff02::9"), group("ff12::e001:203")]);
 }
 
+/// MR-MC-6.
 #[test]
 fn group__takes_nothing_but_datagrams_to_it() {
     let mut net = Net::new(2, 4);

@@ -337,8 +337,10 @@ typed_ops! {
     alloc_dm(*mut ibv_context, *mut ibv_alloc_dm_attr) -> *mut ibv_dm;
     alloc_mw(*mut ibv_pd, ibv_mw_type) -> *mut ibv_mw;
     alloc_null_mr(*mut ibv_pd) -> *mut ibv_mr;
+    attach_mcast(*mut ibv_qp, *const ibv_gid, u16) -> c_int;
     bind_mw(*mut ibv_qp, *mut ibv_mw, *mut ibv_mw_bind) -> c_int;
     close_xrcd(*mut ibv_xrcd) -> c_int;
+    detach_mcast(*mut ibv_qp, *const ibv_gid, u16) -> c_int;
     get_srq_num(*mut ibv_srq, *mut u32) -> c_int;
     open_qp(*mut ibv_context, *mut ibv_qp_open_attr) -> *mut ibv_qp;
     open_xrcd(*mut ibv_context, *mut ibv_xrcd_init_attr) -> *mut ibv_xrcd;

@@ -91,6 +91,10 @@ impl Rx {
     pub(crate) fn fd(&self) -> RawFd {
         self.socket.as_raw_fd()
     }
+    /// The same, to set options of.
+    pub(crate) fn socket(&self) -> &OwnedFd {
+        &self.socket
+    }
     /// Datagrams the kernel dropped because the socket's buffer was full.
     pub(crate) fn overflows(&self) -> u64 {
         self.overflows

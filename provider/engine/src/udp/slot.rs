@@ -46,7 +46,8 @@ pub(crate) fn claim(base_port: u16, rcvbuf_bytes: u32, gso: bool) -> io::Result<
     Err(io::Error::from_raw_os_error(libc::EADDRINUSE))
 }
 
-fn wildcard(family: Family, port: u16) -> SocketAddr {
+/// The unspecified address of a family, at `port`.
+pub(crate) fn wildcard(family: Family, port: u16) -> SocketAddr {
     match family {
         Family::V4 => (Ipv4Addr::UNSPECIFIED, port).into(),
         Family::V6 => (Ipv6Addr::UNSPECIFIED, port).into(),
@@ -55,7 +56,7 @@ fn wildcard(family: Family, port: u16) -> SocketAddr {
 
 /// A socket that receives both families, or IPv4 only where IPv6 is switched off, with all the options a receiver
 /// wants. Only those without which packets could not be understood are errors when missing.
-fn receive_socket(rcvbuf_bytes: u32, gso: bool) -> io::Result<(OwnedFd, Family)> {
+pub(crate) fn receive_socket(rcvbuf_bytes: u32, gso: bool) -> io::Result<(OwnedFd, Family)> {
     let (socket, family) = match dual_stack() {
         Ok(socket) => (socket, Family::V6),
         Err(_) => (socket::udp(Family::V4)?, Family::V4),

@@ -3,8 +3,9 @@
 
 use std::io;
 use std::mem::size_of;
-use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr;
 use std::time::Duration;
 
 /// Address families this machine offers.
@@ -37,17 +38,59 @@ pub(crate) fn udp(family: Family) -> io::Result<OwnedFd> {
 
 /// Sets an option whose value is an int.
 pub(crate) fn set_option(fd: &OwnedFd, level: i32, name: i32, value: i32) -> io::Result<()> {
+    set(fd.as_raw_fd(), level, name, &value)
+}
+
+/// Sets an option; the kernel refuses values of another size than it wants.
+fn set<T: Copy>(fd: RawFd, level: i32, name: i32, value: &T) -> io::Result<()> {
+    let value = ptr::from_ref(value).cast();
     // SAFETY: the value lives through the call and its size is given.
-    let result = unsafe {
-        libc::setsockopt(
-            fd.as_raw_fd(),
-            level,
-            name,
-            (&raw const value).cast(),
-            size_of::<i32>() as libc::socklen_t,
-        )
-    };
+    let result = unsafe { libc::setsockopt(fd, level, name, value, size_of::<T>() as libc::socklen_t) };
     check(result).map(drop)
+}
+
+/// Makes `fd` a member of an IP group on an interface.
+pub(crate) fn join(fd: RawFd, group: IpAddr, ifindex: u32) -> io::Result<()> {
+    change_membership(fd, group, ifindex, [libc::IP_ADD_MEMBERSHIP, libc::IPV6_ADD_MEMBERSHIP])
+}
+
+/// Ends a membership.
+pub(crate) fn leave(fd: RawFd, group: IpAddr, ifindex: u32) -> io::Result<()> {
+    change_membership(fd, group, ifindex, [libc::IP_DROP_MEMBERSHIP, libc::IPV6_DROP_MEMBERSHIP])
+}
+
+fn change_membership(fd: RawFd, group: IpAddr, ifindex: u32, [v4, v6]: [i32; 2]) -> io::Result<()> {
+    match group {
+        IpAddr::V4(ip) => set(fd, libc::IPPROTO_IP, v4, &interface_of_group(ip, ifindex)),
+        IpAddr::V6(ip) => {
+            let addr = libc::in6_addr { s6_addr: ip.octets() };
+            let membership = libc::ipv6_mreq { ipv6mr_multiaddr: addr, ipv6mr_interface: ifindex };
+            set(fd, libc::IPPROTO_IPV6, v6, &membership)
+        }
+    }
+}
+
+/// What `fd` sends to groups leaves by this interface, as far as the next host and to members on this one.
+pub(crate) fn send_groups_by(fd: &OwnedFd, family: Family, ifindex: u32) -> io::Result<()> {
+    match family {
+        Family::V4 => {
+            let by = interface_of_group(Ipv4Addr::UNSPECIFIED, ifindex);
+            set(fd.as_raw_fd(), libc::IPPROTO_IP, libc::IP_MULTICAST_IF, &by)?;
+            set_option(fd, libc::IPPROTO_IP, libc::IP_MULTICAST_TTL, 1)
+        }
+        Family::V6 => {
+            set(fd.as_raw_fd(), libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_IF, &ifindex)?;
+            set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_HOPS, 1)
+        }
+    }
+}
+
+fn interface_of_group(group: Ipv4Addr, ifindex: u32) -> libc::ip_mreqn {
+    libc::ip_mreqn {
+        imr_multiaddr: libc::in_addr { s_addr: u32::from_ne_bytes(group.octets()) },
+        imr_address: libc::in_addr { s_addr: 0 },
+        imr_ifindex: ifindex as i32,
+    }
 }
 
 /// Reads an option whose value is an int.
@@ -91,7 +134,7 @@ impl RawAddr {
         len: size_of::<libc::sockaddr_in6>() as u32,
     };
 
-    /// The kernel's form of `addr`; a link-local IPv6 address without scope gets `ifindex`.
+    /// The kernel's form of `addr`; a link-local IPv6 address or group without scope gets `ifindex`.
     pub(crate) fn new(addr: SocketAddr, ifindex: u32) -> RawAddr {
         let mut raw = RawAddr::EMPTY;
         match addr {
@@ -107,7 +150,8 @@ impl RawAddr {
                 raw.storage.sin6_family = libc::AF_INET6 as libc::sa_family_t;
                 raw.storage.sin6_port = v6.port().to_be();
                 raw.storage.sin6_addr.s6_addr = v6.ip().octets();
-                let needs_scope = v6.scope_id() == 0 && v6.ip().is_unicast_link_local();
+                let of_link = v6.ip().is_unicast_link_local() || v6.ip().is_multicast();
+                let needs_scope = v6.scope_id() == 0 && of_link;
                 raw.storage.sin6_scope_id = if needs_scope { ifindex } else { v6.scope_id() };
             }
         }
@@ -170,15 +214,16 @@ impl Wake {
 pub(crate) struct Ready {
     /// The eventfd was signalled.
     pub(crate) woken: bool,
-    /// The socket has something.
+    /// A socket has something.
     pub(crate) readable: bool,
 }
 
-/// Waits until `wake` is signalled, `socket` (if given) is readable or `timeout` (`None`: never) is over.
-pub(crate) fn wait(wake: RawFd, socket: Option<RawFd>, timeout: Option<Duration>) -> Ready {
+/// Waits until `wake` is signalled, one of `sockets` (those given) is readable or `timeout` (`None`: never) is over.
+pub(crate) fn wait(wake: RawFd, sockets: [Option<RawFd>; 2], timeout: Option<Duration>) -> Ready {
     let entry = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     // A negative descriptor is ignored.
-    let mut fds = [entry(wake), entry(socket.unwrap_or(-1))];
+    let [first, second] = sockets.map(|socket| entry(socket.unwrap_or(-1)));
+    let mut fds = [entry(wake), first, second];
     let limit = timeout.map(|t| libc::timespec {
         tv_sec: t.as_secs() as libc::time_t,
         tv_nsec: t.subsec_nanos() as libc::c_long,
@@ -198,7 +243,7 @@ pub(crate) fn wait(wake: RawFd, socket: Option<RawFd>, timeout: Option<Duration>
     if count <= 0 {
         return Ready::default();
     }
-    Ready { woken: fds[0].revents != 0, readable: fds[1].revents != 0 }
+    Ready { woken: fds[0].revents != 0, readable: fds[1..].iter().any(|fd| fd.revents != 0) }
 }
 
 /// Random bytes from the kernel, as a word.
@@ -237,8 +282,8 @@ mod tests {
     fn wait__signal_is_seen_and_cleared() {
         let wake = Wake::new().unwrap();
         wake.signal();
-        assert!(wait(wake.fd(), None, None).woken);
+        assert!(wait(wake.fd(), [None; 2], None).woken);
         wake.clear();
-        assert_eq!(wait(wake.fd(), None, Some(Duration::ZERO)), Ready::default());
+        assert_eq!(wait(wake.fd(), [None; 2], Some(Duration::ZERO)), Ready::default());
     }
 }

@@ -46,7 +46,7 @@ fn collect(rx: &mut Rx, count: usize) -> Vec<(u32, usize, SocketAddr, IpAddr, u8
     let mut got = Vec::new();
     while got.len() < count {
         assert!(
-            socket::wait(wake.fd(), Some(rx.fd()), Some(std::time::Duration::from_secs(10))).readable,
+            socket::wait(wake.fd(), [Some(rx.fd()), None], Some(std::time::Duration::from_secs(10))).readable,
             "only {} of {count} datagrams came",
             got.len()
         );

@@ -314,6 +314,8 @@ fn entropy_socket(ip: IpAddr, ifindex: u32, random: &mut SplitMix64) -> io::Resu
             socket::set_option(&socket, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, probe)?;
         }
     }
+    // Where that fails there are no groups to send to.
+    let _ = socket::send_groups_by(&socket, Family::of(ip), ifindex);
     let _ = socket::set_option(&socket, libc::SOL_SOCKET, libc::SO_SNDBUF, SNDBUF_BYTES);
     // It only sends: what strays in shall not fill memory.
     let _ = socket::set_option(&socket, libc::SOL_SOCKET, libc::SO_RCVBUF, 0);

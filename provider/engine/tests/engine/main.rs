@@ -3,5 +3,6 @@
 
 mod common;
 mod gone;
+mod groups;
 mod pair;
 mod wake;
