@@ -421,11 +421,11 @@ impl Service {
         LOW
     }
 
-    /// Whether a port belongs to the QPs of the device.
+    /// Whether a port belongs to the device: those of its QPs, and the one below them, where groups are received.
     pub(super) fn is_slot(&self, port: u16) -> bool {
         const SLOTS: u32 = 1024;
         let base = u32::from(self.device.config.base_port);
-        (base..base + SLOTS).contains(&u32::from(port))
+        (base.saturating_sub(1)..base + SLOTS).contains(&u32::from(port))
     }
 }
 

@@ -42,7 +42,7 @@ const MODULES: [Module; 19] = [
     module("test_pd", 4, 4, 4),
     module("test_qp", 26, 21, 26),
     module("test_qpex", 20, 17, 20),
-    module("test_rdmacm", 10, 10, 7),
+    module("test_rdmacm", 10, 10, 10),
     module("test_relaxed_ordering", 3, 2, 3),
     module("test_rss_traffic", 1, 0, 1),
     module("test_shared_pd", 1, 0, 1),

@@ -1,5 +1,5 @@
-//! librdmacm's programs: every one on loopback and between namespaces, over IPv4 and IPv6, with and without lost packets
-//! of the connection manager; and what happens to clients that find nobody.
+//! librdmacm's programs and others that connect by it: every one on loopback and between namespaces, over IPv4 and IPv6,
+//! with and without lost packets of the connection manager; and what happens to clients that find nobody.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,8 +18,12 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 const CM_LOSS: &str = "0.05";
 /// The port of programs that let nobody choose.
 const FIXED_PORT: u16 = 7174;
+/// The base port of devices that take part in multicast: nobody else's, so the port of groups below it is neither.
+const GROUPS_BASE_PORT: u16 = 20_001;
 /// The preloaded library that makes sockets of a program into rsockets.
 const RSOCKETS: &str = "/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so";
+const UCX: &str =
+    " UCX_TLS=rc_verbs,ud_verbs,self UCX_NET_DEVICES=metaroce0:1 UCX_SOCKADDR_TLS_PRIORITY=rdmacm";
 /// A client that is refused knows by then, one that hears nothing a little later.
 const REFUSED_WITHIN: Duration = Duration::from_secs(5);
 
@@ -37,7 +41,8 @@ enum Server {
 struct Program {
     name: &'static str,
     /// Lines for the shell: `{run}` puts a program under `metaroce run`, `{pre}` with rsockets besides; `{a}` and `{p}`
-    /// are the server's address and port, `{in}` is a file and `{out}` the one to write.
+    /// are the server's address and port, `{b}` is the client's address, `{in}` is a file and `{out}` the one to write.
+    /// `{groups}` is `{run}` with a base port of its own, `{m}` a group; `{ucx}` lets UCX connect by rdma_cm alone.
     server: &'static str,
     client: &'static str,
     ends: Server,
@@ -73,6 +78,8 @@ programs! {
         "return status 0", true;
     "udaddy": "{run} udaddy -b {a}", "{run} udaddy -s {a}", Ends, "return status 0", true;
     "udaddy -c 20": "{run} udaddy -c 20 -b {a}", "{run} udaddy -c 20 -s {a}", Ends, "return status 0", true;
+    "mckey": "{groups} mckey -m {m} -b {a} -C 50 -S 1000", "{groups} mckey -s -m {m} -b {b} -C 50 -S 1000", Ends,
+        "data transfers complete", true;
     "rdma_server": "{run} rdma_server -s {a} -p {p}", "{run} rdma_client -s {a} -p {p}", Ends, "end 0", true;
     "rdma_xserver -c r": "{run} rdma_xserver -c r -p {p}", "{run} rdma_xclient -c r -s {a} -p {p}", Ends, "end 0",
         false;
@@ -89,6 +96,8 @@ programs! {
     "iperf3 over rsockets": "{pre} iperf3 -s -1 -p {p}", "{pre} iperf3 -c {a} -p {p} -t 1", Ends, "iperf Done", false;
     "socat over rsockets, an echo": "{pre} socat TCP-LISTEN:{p},reuseaddr EXEC:cat",
         "{pre} socat -t 60 - TCP:{a}:{p} < {in} > {out} && cmp {in} {out}", Ends, "", false;
+    "UCX's io_demo": "{ucx} io_demo -p {p}", "{ucx} io_demo -i 2000 -q -p {p} {a}", Stays,
+        "Client exit with status 'OK'", false;
     "ib_write_bw -R": "{run} ib_write_bw -R -F -n 1000 -p {p}", "{run} ib_write_bw -R -F -n 1000 -p {p} {a}", Ends,
         "65536", false;
     "ib_write_lat -R": "{run} ib_write_lat -R -F -p {p}", "{run} ib_write_lat -R -F -p {p} {a}", Ends, "2 ", false;
@@ -183,24 +192,35 @@ impl Case {
         template
             .replace("{run}", &run(""))
             .replace("{pre}", &run(&format!(" LD_PRELOAD={RSOCKETS}")))
+            .replace("{ucx}", &run(UCX))
+            .replace("{groups}", &run(&format!(" METAROCE_BASE_PORT={GROUPS_BASE_PORT}")))
+            .replace("{m}", if self.v6 { "ff05::77:2" } else { "239.77.1.2" })
             .replace("{in}", &files.input.display().to_string())
             .replace("{out}", &files.output.display().to_string())
     }
 
+    /// The port that shows that the server is ready, if it is not one chosen for it.
+    fn own_port(&self) -> Option<u16> {
+        match self.program.server {
+            line if line.contains("{p}") => None,
+            line if line.contains("{groups}") => Some(GROUPS_BASE_PORT - 1),
+            _ => Some(FIXED_PORT),
+        }
+    }
+
     fn on_loopback(&self, workspace: &Workspace, files: &Files, seed: u64) -> Result<String, Trouble> {
-        let has_port = self.program.server.contains("{p}");
         // Programs on the fixed port have an address of their own.
         let own = format!("127.{}.{}.1", std::process::id() >> 8 & 0xff, std::process::id() & 0xff);
-        let address = match (self.v6, has_port) {
+        let address = match (self.v6, self.own_port()) {
             (true, _) => "::1",
-            (false, true) => "127.0.0.1",
-            (false, false) => &own,
+            (false, Some(FIXED_PORT)) => &own,
+            (false, _) => "127.0.0.1",
         };
         let place = |template: &str, port: u16| {
             let line = self.line(workspace, files, seed, template);
-            line.replace("{a}", address).replace("{p}", &port.to_string())
+            line.replace("{a}", address).replace("{b}", address).replace("{p}", &port.to_string())
         };
-        let ready = if has_port { ReadyOn::Udp } else { ReadyOn::UdpPort(FIXED_PORT) };
+        let ready = self.own_port().map_or(ReadyOn::Udp, ReadyOn::UdpPort);
         let deadline = Instant::now() + TIMEOUT;
         let (server, client) = pair::serve_and_connect_on(
             ready,
@@ -230,12 +250,11 @@ impl Case {
     fn between_namespaces(&self, workspace: &Workspace, files: &Files, seed: u64) -> Result<String, Trouble> {
         // Nobody else is there.
         const PORT: u16 = 7471;
-        let has_port = self.program.server.contains("{p}");
-        let port = if has_port { PORT } else { FIXED_PORT };
+        let port = self.own_port().unwrap_or(PORT);
+        let [server, client] = if self.v6 { ["{server6}", "{client6}"] } else { ["{server}", "{client}"] };
         let place = |template: &str| {
             let line = self.line(workspace, files, seed, template);
-            line.replace("{a}", if self.v6 { "{server6}" } else { "{server}" })
-                .replace("{p}", &port.to_string())
+            line.replace("{a}", server).replace("{b}", client).replace("{p}", &port.to_string())
         };
         let mut command = namespaces::netns(workspace)?;
         command.args(["--planes", "2", "--ready-udp", &port.to_string()]);
