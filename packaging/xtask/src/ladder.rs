@@ -90,7 +90,7 @@ type LongTest =
 
 /// What `cargo test` runs shortly: a million rounds of arming and waiting, a minute of each storm, a thousand rounds of
 /// each identity case.
-const LONG_TESTS: [LongTest; 3] = [
+const LONG_TESTS: [LongTest; 4] = [
     (
         "long: 1,000,000 arm, poll and event rounds, level- and edge-triggered",
         "metaroce-provider",
@@ -108,6 +108,12 @@ const LONG_TESTS: [LongTest; 3] = [
         "metaroce-proto",
         &["--test", "identity"],
         &[("METAROCE_ROUNDS", "1000")],
+    ),
+    (
+        "long: 20,000 connections of rdma_cm leave nothing behind",
+        "metaroce-shim",
+        &["--test", "programs", "cycles"],
+        &[("METAROCE_ROUNDS", "20000")],
     ),
 ];
 
