@@ -26,6 +26,8 @@ enum Program {
     Pingpong,
     /// `ib_write_bw`; both planes must carry their share.
     Write,
+    /// `ib_send_bw` to a multicast group, of IPv4 if the first plane has it.
+    Multicast,
     /// A mode of the checker, with packets lost of each 1000.
     Checker(&'static str, u32),
 }
@@ -50,9 +52,10 @@ pub struct Check {
 
 /// All of them.
 pub fn checks() -> impl Iterator<Item = Check> {
-    const PROGRAMS: [Program; 6] = [
+    const PROGRAMS: [Program; 7] = [
         Program::Pingpong,
         Program::Write,
+        Program::Multicast,
         Program::Checker("data", 10),
         Program::Checker("messages", 10),
         Program::Checker("identity", 0),
@@ -69,6 +72,7 @@ impl Check {
         let what = match self.program {
             Program::Pingpong => "ibv_rc_pingpong -c, 1 % loss on the wire".to_owned(),
             Program::Write => "ib_write_bw uses both planes".to_owned(),
+            Program::Multicast => "ib_send_bw -c UD -g".to_owned(),
             Program::Checker(mode, 0) => format!("checker {mode}"),
             Program::Checker(mode, _) => format!("checker {mode}, 1 % loss on the wire"),
         };
@@ -91,6 +95,7 @@ impl Check {
         match self.program {
             Program::Pingpong => self.pingpong(workspace),
             Program::Write => self.write(workspace),
+            Program::Multicast => self.multicast(workspace),
             Program::Checker(mode, loss_per_mille) => self.checker(workspace, mode, loss_per_mille, seed),
         }
     }
@@ -134,6 +139,23 @@ impl Check {
             Ok(text)
         } else {
             Err(Trouble::Fail(format!("{text}\n{records}")))
+        }
+    }
+
+    /// The receiver waits for every datagram. The hosts have links of their own, so nobody else is in the group.
+    fn multicast(&self, workspace: &Workspace) -> Outcome {
+        program("ib_send_bw")?;
+        let group = match self.family {
+            Family::V4 | Family::Mixed => "0:0:0:0:0:0:0:0:0:0:255:255:239:7:8:9",
+            // Of scope 1, like the one perftest takes by itself.
+            Family::V6 => "255:1:0:0:0:0:0:0:0:0:0:0:0:7:8:9",
+        };
+        let arguments = format!("-d metaroce0 -x 0 -F -c UD -g -M {group} -s 2048 -n 1600");
+        let server = format!("{} run -- ib_send_bw {arguments}", workspace.metaroce().display());
+        let done = self.between(workspace, 0, &[], &server, &format!("{server} {{server}}"))?;
+        match result_rows(&done.output).last() {
+            None => Err(Trouble::Fail(format!("no line of results\n{done}"))),
+            Some(row) => Ok(format!("{} MiB/s", row[3])),
         }
     }
 
