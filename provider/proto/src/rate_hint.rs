@@ -320,6 +320,7 @@ mod tests {
         }
     }
 
+    /// Proves MR-HINT-3.
     #[test]
     fn take__ignores_older_epochs() {
         let mut a = Allowance::default();

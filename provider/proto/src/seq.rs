@@ -152,6 +152,7 @@ mod tests {
 
     proptest! {
         /// The bitmap behaves like a set of numbers, whatever the order of marks.
+        /// Proves MR-CPN-3.
         #[test]
         fn window__equals_a_set(start in 0u64..200, marks in prop::collection::vec((0u64..900, 1u64..70), 1..80)) {
             let first = ORIGIN + start;

@@ -143,6 +143,7 @@ fn many_streams_without_receives__others_go_on() {
     assert_eq!(done, 60);
 }
 
+/// Proves MR-HELLO-1, MR-RESET-3.
 #[test]
 fn spoofed_hellos__no_amplification_and_forgotten() {
     let mut net = Net::new(1, 6);
@@ -281,6 +282,7 @@ fn dead_path__a_ping_pong_goes_on() {
 
 /// An answer never overtakes the completion of what it answers, whatever is lost: programs that wait on one completion
 /// channel for both take them in this order.
+/// Proves MR-FRAME-4, MR-SACK-9, MR-SACK-10.
 #[test]
 fn answer__comes_after_the_completion_of_its_question() {
     for (seed, loss, size) in [(7, 0.0, 4), (8, 0.0, 4096), (9, 0.0, 20_000), (10, 0.05, 4), (11, 0.05, 4096)]
@@ -311,6 +313,7 @@ fn answer__comes_after_the_completion_of_its_question() {
     }
 }
 
+/// Proves MR-REFUSE-8, MR-ORDER-5.
 #[test]
 fn memory_that_is_not_there__ends_the_stream_in_its_turn() {
     // The harness' memory ends where the region goes on. A Write of several packets meets the edge in its held tail.
@@ -347,6 +350,7 @@ fn memory_that_is_not_there__ends_the_stream_in_its_turn() {
 
 /// A peer that ends while work is outstanding: what it took is complete, what it did not take ends when the QP's own
 /// retries are over and not with the farewell.
+/// Proves MR-CLOSE-2.
 #[test]
 fn farewell__ends_what_is_outstanding_only_after_the_retries() {
     for (timeout, expected) in [(14, 4096 << 14), (0, 0)] {

@@ -86,6 +86,7 @@ fn mutated_packets__never_panic_and_never_write_outside() {
 }
 
 /// Noise from strangers costs at most a bounded number of small answers.
+/// Proves MR-RESET-1.
 #[test]
 fn noise__answers_are_bounded() {
     let mut net = Net::new(1, seed());

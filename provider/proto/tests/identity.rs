@@ -39,6 +39,7 @@ fn faults(net: &mut Net) {
     };
 }
 
+/// Proves MR-RESET-2.
 #[test]
 fn peer_restarts_under_load__old_streams_fail_new_ones_work() {
     rounds(|seed| {
@@ -76,6 +77,7 @@ fn peer_restarts_under_load__old_streams_fail_new_ones_work() {
 }
 
 /// Both QPs go through RESET and come back while packets of the former stream are still under way.
+/// Proves MR-ADDR-5.
 #[test]
 fn reset_to_rts__packets_of_the_former_life_do_nothing() {
     rounds(|seed| {
@@ -166,6 +168,7 @@ fn many_lives__each_begins_well() {
 
 /// Packets of a former life reach a QP that has not seen that life before and is ready again: they look like a new
 /// stream, and must not be taken for one.
+/// Proves MR-REQ-7.
 #[test]
 fn former_life_that_nobody_saw__is_not_bound() {
     for (qp_type, rest) in [(QpType::Rc, 0), (QpType::Rc, MS), (QpType::Rc, 3 * MS)] {
@@ -226,6 +229,7 @@ fn simultaneous_open__one_connection_each() {
 }
 
 /// Handshake, RESET and CLOSE packets are lost at will; what matters comes through.
+/// Proves MR-HELLO-2, MR-CLOSE-1.
 #[test]
 fn lost_handshakes__are_repeated() {
     rounds(|seed| {

@@ -39,6 +39,7 @@ fn per_plane(net: &Net) -> Vec<u64> {
     paths.chunks(4).map(|plane| plane.iter().map(|p| p.tx_data_packets).sum()).collect()
 }
 
+/// Proves MR-PATH-3.
 #[test]
 fn black_hole__is_left_and_comes_back() {
     let mut net = Net::with_planes(2, 4, 1);
@@ -65,6 +66,7 @@ fn black_hole__is_left_and_comes_back() {
     assert!(spent[2] * 10 >= spent.iter().sum::<u64>(), "plane 2 is not used again: {spent:?}");
 }
 
+/// Proves MR-PATH-2.
 #[test]
 fn link_event__moves_at_once() {
     let mut net = Net::with_planes(2, 2, 2);
@@ -83,6 +85,7 @@ fn link_event__moves_at_once() {
     assert!(spent < 50, "{spent} packets sent into a plane known to be down");
 }
 
+/// Proves MR-PATH-1.
 #[test]
 fn all_planes_silent__no_plane_is_blamed_and_data_goes_on() {
     let mut net = Net::with_planes(2, 2, 3);
@@ -113,6 +116,7 @@ fn gray_loss__is_repaired() {
 }
 
 /// A plane that has only IPv6 carries its share for a peer that was named by an IPv4 address of another plane.
+/// Proves MR-HELLO-8.
 #[test]
 fn planes_of_different_families__all_carry() {
     let mut net = Net::with_planes(2, 2, 5);

@@ -8,6 +8,7 @@ use net::*;
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1_000_000_000;
 
+/// Proves MR-ADDR-1, MR-SACK-7.
 #[test]
 fn write__arrives_without_loss() {
     let mut net = Net::new(2, 1);
@@ -149,6 +150,7 @@ fn storm(seed: u64) {
     }
 }
 
+/// Proves MR-CPN-2, MR-CPN-3, MR-REQ-6, MR-ORDER-3, MR-RESP-3, MR-LOSS-4.
 #[test]
 fn storm__every_byte_and_completion_under_faults() {
     let first: u64 = std::env::var("METAROCE_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(1);
@@ -159,6 +161,7 @@ fn storm__every_byte_and_completion_under_faults() {
     }
 }
 
+/// Proves MR-REFUSE-5.
 #[test]
 fn send__without_receive_is_refused_and_succeeds_when_posted() {
     let mut net = Net::new(2, 3);
@@ -177,6 +180,7 @@ fn send__without_receive_is_refused_and_succeeds_when_posted() {
     assert_eq!(statuses(&net, 1, 2), [100, 101, 102].map(|id| (id, WcStatus::Success)));
 }
 
+/// Proves MR-REFUSE-6.
 #[test]
 fn rnr_retry__counts() {
     for (retry, timer_ms) in [(0u8, 0u64), (3, 3)] {
@@ -201,6 +205,7 @@ fn rnr_retry__counts() {
     }
 }
 
+/// Proves MR-LOSS-6.
 #[test]
 fn absent_peer__retry_exceeded_in_time_then_flush() {
     let mut net = Net::new(2, 5);
@@ -220,6 +225,7 @@ fn absent_peer__retry_exceeded_in_time_then_flush() {
     assert!(took >= said && took <= 2 * said, "{took} of {said}");
 }
 
+/// Proves MR-LOSS-6.
 #[test]
 fn peer_dies_under_way__retry_exceeded() {
     for op in [Opcode::Write, Opcode::Read] {
@@ -239,6 +245,7 @@ fn peer_dies_under_way__retry_exceeded() {
     }
 }
 
+/// Proves MR-REFUSE-7.
 #[test]
 fn not_ready_peer__waits_then_works() {
     let mut net = Net::new(2, 7);
@@ -290,6 +297,7 @@ fn one_qp_to_itself__works() {
 }
 
 /// Each row of the error table: what the requester sees, what the responder sees.
+/// Proves MR-REQ-4, MR-REFUSE-8, MR-ORDER-5.
 #[test]
 fn errors__both_sides() {
     struct Row {
@@ -429,6 +437,7 @@ fn srq__many_streams_and_one_receive_left() {
     assert_eq!(ids, (0..32).collect::<Vec<_>>());
 }
 
+/// Proves MR-RESET-2.
 #[test]
 fn peer_restarts__streams_fail_and_new_ones_work() {
     let mut net = Net::new(2, 12);
@@ -451,6 +460,7 @@ fn peer_restarts__streams_fail_and_new_ones_work() {
     assert_eq!(statuses(&net, 0, 1)[2], (1, WcStatus::Success));
 }
 
+/// Proves MR-CLOSE-1.
 #[test]
 fn close__confirmed_even_under_loss() {
     let mut net = Net::new(2, 13);
@@ -503,6 +513,7 @@ fn determinism__same_seed_same_run() {
     assert_eq!(run(), run());
 }
 
+/// Proves MR-LOSS-6.
 #[test]
 fn frozen__a_process_that_did_not_run_blames_nobody() {
     let mut net = Net::new(2, 77);

@@ -25,6 +25,7 @@ fn request(id: u64, opcode: Opcode, length: u32, rkey: u32) -> SendWqe {
     SendWqe { remote_addr: MEM_BASE, rkey, ..wr(id, opcode, length, 1) }
 }
 
+/// Proves MR-REQ-4.
 #[test]
 fn excess__ends_at_the_message_that_is_one_too_many() {
     for (opcode, length) in [(Opcode::Read, BYTES), (Opcode::FetchAdd, 8), (Opcode::CompareSwap, 8)] {
@@ -79,6 +80,7 @@ fn excess__under_faults_right_data_or_the_right_error() {
     }
 }
 
+/// Proves MR-RESP-3.
 #[test]
 fn honest_requester__is_never_accused() {
     for seed in 1..400 {

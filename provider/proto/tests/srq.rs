@@ -62,6 +62,7 @@ fn bind_two(net: &mut Net, from: Qpn, key: u32) {
     assert_eq!(received(net), []);
 }
 
+/// Proves MR-CREDIT-4.
 #[test]
 fn reset__bound_receives_go_back_in_order() {
     let mut net = Net::new(2, 5);
@@ -81,6 +82,7 @@ fn reset__bound_receives_go_back_in_order() {
     assert_eq!(ids, [10, 11, 12, 13]);
 }
 
+/// Proves MR-CREDIT-4.
 #[test]
 fn error__untouched_receives_go_back_and_touched_ones_are_flushed() {
     let mut net = Net::new(2, 6);

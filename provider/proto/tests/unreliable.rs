@@ -14,6 +14,7 @@ fn uc_pair(net: &mut Net) -> (Qpn, Qpn) {
     (qa, qb)
 }
 
+/// Proves MR-UC-3.
 #[test]
 fn uc_send__messages_arrive_whole_in_order_or_not_at_all() {
     for (seed, faults) in [
@@ -56,6 +57,7 @@ fn uc_send__messages_arrive_whole_in_order_or_not_at_all() {
 }
 
 /// Lost messages take no receive, so the receiver's count falls behind the sender's: that must not hold the sender back.
+/// Proves MR-UC-4.
 #[test]
 fn uc_send__losses_never_stall_the_sender() {
     for seed in 1..10 {
@@ -80,6 +82,7 @@ fn uc_send__losses_never_stall_the_sender() {
     }
 }
 
+/// Proves MR-UC-2.
 #[test]
 fn uc_write__without_a_peer_completes_into_the_void() {
     let mut net = Net::new(2, 4);
@@ -104,6 +107,7 @@ fn datagram(id: u64, len: u32, ip: std::net::IpAddr, qpn: Qpn, qkey: u32) -> Sen
     SendWqe { dest: Some(Destination { ip, qpn, qkey }), ..wr(id, Opcode::SendImm, len, 1) }
 }
 
+/// Proves MR-UD-1, MR-UD-4, MR-UD-5.
 #[test]
 fn ud__grh_qkey_source_and_sizes() {
     let mut net = Net::new(2, 5);

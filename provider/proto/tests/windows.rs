@@ -92,6 +92,7 @@ fn window2__local_invalidation_takes_effect_before_later_sends() {
     }
 }
 
+/// Proves MR-ORDER-6.
 #[test]
 fn send_inv__kills_the_key_before_the_receive_completes() {
     for seed in 0..20 {

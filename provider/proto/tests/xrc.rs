@@ -46,6 +46,7 @@ impl World {
     }
 }
 
+/// Proves MR-XRC-3.
 #[test]
 fn messages__reach_the_srq_they_name_in_order_under_faults() {
     for seed in 0..60 {
@@ -90,6 +91,7 @@ fn messages__reach_the_srq_they_name_in_order_under_faults() {
     }
 }
 
+/// Proves MR-XRC-2.
 #[test]
 fn rdma__acts_in_the_domain_of_the_srq() {
     let mut w = World::new(3, 7);
@@ -106,6 +108,7 @@ fn rdma__acts_in_the_domain_of_the_srq() {
     assert_eq!(statuses(&w.net, 0, 1), expected);
 }
 
+/// Proves MR-XRC-1.
 #[test]
 fn errors__no_receive_and_no_such_srq() {
     let mut w = World::new(4, 1);

@@ -119,6 +119,7 @@ mod tests {
 
     proptest! {
         /// The SACK equals a plain bit vector whatever arrives in whatever order.
+        /// Proves MR-PSN-2, MR-PSN-7, MR-SACK-1.
         #[test]
         fn record__equals_a_bit_vector(start: u32, steps in prop::collection::vec(0u32..700, 1..200)) {
             let mut path = PathRx::default();
