@@ -5,7 +5,7 @@
 //! their index as long as their address exists; a new address takes the first empty place, as in the kernel's table.
 
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 
 use metaroce_config::{Followed, NetView};
@@ -38,6 +38,7 @@ pub(crate) struct Port {
 /// Shared with the thread.
 struct View {
     state: RwLock<Followed>,
+    device: Weak<Device>,
     events: Arc<AsyncChannel>,
 }
 
@@ -54,7 +55,10 @@ impl Watched {
         let config = device.config();
         let here = NetView::of_this_host().ok();
         let state = RwLock::new(Followed::new(config, here.as_ref()));
-        let view = Arc::new(View { state, events: Arc::clone(events) });
+        let view = Arc::new(View { state, device: Arc::downgrade(device), events: Arc::clone(events) });
+        for (plane, _) in (0u8..).zip(&config.planes).filter(|(_, plane)| !plane.up) {
+            view.steer(plane, false);
+        }
         let control = ControlSocket::of(device);
         let watcher =
             Watcher::start(&view, control).inspect_err(|e| log::info!("changes of links go unnoticed: {e}"));
@@ -126,17 +130,31 @@ impl View {
     fn update(&self, here: &NetView) {
         let mut state = self.state.write();
         let (was, gids) = (port(&state), state.gids.clone());
+        let links: Vec<bool> = state.config.planes.iter().map(|plane| plane.up).collect();
         state.follow(here);
         if let Some(gids) = kernel_gids(state.gid_table_len()) {
             state.gids = gids;
         }
         let (now, moved) = (port(&state), state.gids != gids);
+        let planes = (0u8..).zip(state.config.planes.iter().map(|plane| plane.up).zip(links));
+        let changed: Vec<(u8, bool)> =
+            planes.filter(|(_, (now, was))| now != was).map(|(plane, (now, _))| (plane, now)).collect();
         drop(state);
+        changed.into_iter().for_each(|(plane, up)| self.steer(plane, up));
         if was.up != now.up {
             self.tell(if now.up { IBV_EVENT_PORT_ACTIVE } else { IBV_EVENT_PORT_ERR });
         }
         if moved {
             self.tell(IBV_EVENT_GID_CHANGE);
+        }
+    }
+
+    /// The engine leaves a plane whose link is down, and looks for one that is up again, at once.
+    fn steer(&self, plane: u8, up: bool) {
+        if let Some(device) = self.device.upgrade()
+            && let Err(errno) = device.set_plane_link(plane, up)
+        {
+            log::debug!("plane {plane}: link event not taken, errno {errno}");
         }
     }
 

@@ -9,9 +9,11 @@ use metaroce_proto::Sge;
 use metaroce_proto::snapshot::{ConnView, MrView, Page, QpView};
 use metaroce_proto::stats::PathStats;
 use metaroce_proto::steer::Flow;
+use metaroce_proto::steering::{Admin, PlaneState};
 
 use crate::cq::{Cq, CqNotify};
 use crate::drive::Engine;
+use crate::engine::Core;
 use crate::fork;
 use crate::guard;
 use crate::qp::{Qp, QpCreate, QpNotify};
@@ -184,6 +186,50 @@ impl Device {
         self.engine.look(|io, _| io.endpoint.path_stats(&mut slots))?;
         let per_plane = usize::from(self.config().paths_per_plane).max(1);
         Some(slots.chunks(per_plane).map(PathStats::sum).collect())
+    }
+
+    /// How planes and source ports are to be used; `None` while the device is unused.
+    pub fn plane_states(&self) -> Option<Vec<PlaneState>> {
+        self.engine.look(|io, _| io.endpoint.plane_states().to_vec())
+    }
+
+    /// The link of a plane went up or down: its paths are probed, or left, at once.
+    pub fn set_plane_link(&self, plane: u8, up: bool) -> Result<(), Errno> {
+        self.engine.control(|Core { io, out, links_down, .. }, now| {
+            let bit = 1u64.checked_shl(plane.into()).unwrap_or(0);
+            *links_down = if up { *links_down & !bit } else { *links_down | bit };
+            if let Some(io) = io {
+                io.endpoint.set_plane_state(now, plane, up, out);
+            }
+            Ok(())
+        })
+    }
+
+    /// An operator wants a plane used, drained or left. Gives the number of connections that go on using it because no
+    /// other path of theirs answers. EBUSY: it is the last plane in use; ENODEV: the device is unused.
+    pub fn set_plane_admin(&self, plane: u8, admin: Admin) -> Result<usize, Errno> {
+        self.engine.control(|Core { io, out, .. }, now| {
+            let io = io.as_mut().ok_or(libc::ENODEV)?;
+            io.endpoint.set_plane_admin(now, plane, admin, out).map_err(errno_of)
+        })
+    }
+
+    /// A source port of a plane is not to be used, or may be again. EBUSY: too few would be left; EINVAL: there is none
+    /// of that number; ENODEV: the device is unused.
+    pub fn deny_entropy(&self, plane: u8, entropy: u8, deny: bool) -> Result<(), Errno> {
+        self.engine.control(|Core { io, out, .. }, now| {
+            let io = io.as_mut().ok_or(libc::ENODEV)?;
+            io.endpoint.deny_entropy(now, plane, entropy, deny, out).map_err(errno_of)
+        })
+    }
+
+    /// Changes the source port of a path of a connection. EINVAL: there is none of these numbers; ENODEV: the device is
+    /// unused.
+    pub fn rehash(&self, connection: u32, path: u8) -> Result<(), Errno> {
+        self.engine.control(|Core { io, out, .. }, now| {
+            let io = io.as_mut().ok_or(libc::ENODEV)?;
+            io.endpoint.rehash(now, connection, path, out).map_err(errno_of)
+        })
     }
 
     /// The slot the device receives on; `None` while it is unused.

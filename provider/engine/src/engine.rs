@@ -28,6 +28,8 @@ pub(crate) struct Core {
     pub(crate) idle_polls: u32,
     /// Steps run by the application's threads.
     pub(crate) app_steps: u64,
+    /// Planes whose link is down, a bit each: what the core is told when it is made.
+    pub(crate) links_down: u64,
 }
 
 /// The core, its sockets and scratch space.
@@ -112,7 +114,11 @@ impl Core {
     /// The core and its sockets, opened if need be.
     pub(crate) fn io(&mut self, engine: &Engine) -> Result<&mut Io, Errno> {
         if self.io.is_none() {
-            self.io = Some(Box::new(engine.open_io()?));
+            let mut io = Box::new(engine.open_io()?);
+            for plane in (0..64).filter(|plane| self.links_down >> plane & 1 == 1) {
+                io.endpoint.set_plane_state(engine.clock.now(), plane, false, &mut self.out);
+            }
+            self.io = Some(io);
         }
         self.io.as_deref_mut().ok_or(libc::ENODEV)
     }

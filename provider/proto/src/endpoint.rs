@@ -9,10 +9,11 @@ use crate::memory::Memory;
 use crate::mr::MrTable;
 use crate::pace::Pace;
 use crate::parts::{LossRate, Parts};
-use crate::path::{Health, TxFrame};
+use crate::path::TxFrame;
 use crate::rate_hint::Inbound;
-use crate::stats::{Cause, EndpointStats, PathStats};
+use crate::stats::{EndpointStats, PathStats};
 use crate::steer::FlowTable;
+use crate::steering::PlaneState;
 use crate::tables::{QpTable, SrqTable, Timer, Timers};
 use crate::types::*;
 use crate::wire::{HEADER_BYTES, Header, PacketType};
@@ -54,6 +55,8 @@ pub struct Endpoint {
     pub(crate) pace: Pace,
     pub(crate) inbound: Inbound,
     pub(crate) loss: LossRate,
+    /// Which planes and ports are to be used.
+    pub(crate) planes: Vec<PlaneState>,
     pub(crate) senders: u32,
     pub(crate) senders_at: Nanos,
     in_flight_bytes: u64,
@@ -79,6 +82,7 @@ macro_rules! parts {
             inbound: &mut $self.inbound,
             loss: &mut $self.loss,
             senders: $self.senders,
+            planes: &$self.planes,
             woken: &mut $self.woken,
             sink: $sink,
         }
@@ -117,6 +121,7 @@ impl Endpoint {
             pace: Pace::new(&config.planes),
             inbound: Inbound::new(&config.planes),
             loss: LossRate::default(),
+            planes: vec![PlaneState::default(); config.planes.len()],
             senders: 0,
             senders_at: 0,
             in_flight_bytes: 0,
@@ -403,25 +408,6 @@ impl Endpoint {
     /// the host's links, lowered by what the driver knows better, such as how fast its socket is drained.
     pub fn set_inbound_capacity(&mut self, bps: u64) {
         self.inbound.set_capacity(bps);
-    }
-    /// A plane of ours went up or down (link event): its paths are left at once, or probed at once (MR-PATH-2, MR-PATH-3).
-    pub fn set_plane_state(&mut self, now: Nanos, plane: u8, up: bool, sink: &mut impl Sink) {
-        for index in 0..self.conns.len() as u32 {
-            let Some(mut conn) = self.conns[index as usize].take() else { continue };
-            if conn.usable() {
-                let mut p = parts!(self, now, sink);
-                if up {
-                    let left = conn.paths.iter_mut().filter(|x| x.plane == plane && !x.health.is_active());
-                    left.for_each(|x| {
-                        x.health = Health::Suspect { probe_at: now, pause: limits::PROBE_FIRST_NS }
-                    });
-                } else {
-                    completer::leave_plane(&mut p, &mut conn, plane, Cause::Link);
-                }
-                p.activate(&mut conn);
-            }
-            self.put(conn);
-        }
     }
     /// Begins an orderly end: CLOSE with the final acknowledgement state to every peer (MR-CLOSE-1).
     pub fn close(&mut self, now: Nanos) {

@@ -27,6 +27,7 @@ mod seq;
 pub mod snapshot;
 pub mod stats;
 pub mod steer;
+pub mod steering;
 mod tables;
 pub mod types;
 pub mod wire;

@@ -9,6 +9,7 @@ use crate::path::TxFrame;
 use crate::qp::{Qp, Wqe};
 use crate::rate_hint::Inbound;
 use crate::stats::{EndpointStats, PathStats};
+use crate::steering::PlaneState;
 use crate::tables::{QpTable, SrqTable, Timer, Timers};
 use crate::types::*;
 use std::collections::VecDeque;
@@ -60,6 +61,8 @@ pub struct Parts<'a, S> {
     pub loss: &'a mut LossRate,
     /// Peers that sent data lately.
     pub senders: u32,
+    /// Which planes and ports are to be used.
+    pub planes: &'a [PlaneState],
     /// QPs to which requests were posted within this call.
     pub woken: &'a mut Vec<Qpn>,
     /// Completions and events.

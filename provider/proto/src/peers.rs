@@ -228,7 +228,9 @@ impl Endpoint {
         if answer && !conn.peer_ips.contains(&src) && conn.peer_ips.len() < limits::PEER_IPS_MAX {
             conn.peer_ips.push(src);
         }
+        let pathless = conn.paths.is_empty();
         conn.learn(&hello, answer, &config);
+        let has_paths = pathless && !conn.paths.is_empty();
         if answer && !hello.wants_answer {
             conn.first_rtt(now);
         }
@@ -241,6 +243,9 @@ impl Endpoint {
             conn.establish(now);
         }
         let established = conn.state == ConnState::Established;
+        if has_paths {
+            self.steer_new(now, index, sink);
+        }
         self.activate(now, index);
         if established && header.dcid != 0 {
             self.retire_predecessors(now, index, sink);

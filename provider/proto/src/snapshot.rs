@@ -71,7 +71,8 @@ pub struct PathView {
     pub generation: u8,
     /// Where its packets go.
     pub dst: SocketAddr,
-    /// `active`; `shunned`: probed, keeps its port; `left`: probed on another port.
+    /// `active`; `draining`: takes nothing new; `shunned`: probed, keeps its port; `left`: probed on another port;
+    /// `parked`: left and not probed.
     pub state: &'static str,
     /// Why it is in that state.
     pub cause: Cause,
@@ -205,7 +206,9 @@ fn path_view(path: &PathTx, now: Nanos) -> PathView {
         generation: path.generation,
         dst: path.dst,
         state: match path.health {
+            Health::Active if path.draining => "draining",
             Health::Active => "active",
+            Health::PARKED => "parked",
             Health::Suspect { .. } if path.shunned => "shunned",
             Health::Suspect { .. } => "left",
         },

@@ -2,11 +2,15 @@
 //!
 //! A question is an object: `{"show": "planes"}`, and for what has many `"from"`, the number to begin with. An answer
 //! is `{"error": "..."}` or the process (`pid`, `comm`, `slot`, `now_ns`) with its `items` and, if there are more, `next`.
+//!
+//! Steering: `{"plane": "eth0", "set": "up" | "down" | "drain"}`, `{"plane": "eth0", "entropy": 3, "set": "deny" | "allow"}`
+//! and `{"connection": 0, "path": 2, "set": "rehash"}`; the answer has `kept`, connections that had no other path.
 
 use metaroce_config::Followed;
 use metaroce_engine::Device;
 use metaroce_proto::snapshot::{ConnView, MrView, Page, PathView, QpView};
 use metaroce_proto::stats::PathStats;
+use metaroce_proto::steering::{Admin, PlaneState};
 use metaroce_proto::{QpState, QpType};
 use parking_lot::RwLock;
 use serde_json::{Value, json};
@@ -21,6 +25,10 @@ pub(super) fn to(line: &[u8], device: &Device, state: &RwLock<Followed>) -> Valu
 }
 
 fn answer(question: &Value, device: &Device, state: &RwLock<Followed>) -> Result<Value, String> {
+    if let Some(set) = question["set"].as_str() {
+        let kept = steer(question, set, device)?;
+        return Ok(json!({ "pid": std::process::id(), "comm": comm(), "kept": kept }));
+    }
     let from = match &question["from"] {
         Value::Null => 0,
         from => from.as_u64().and_then(|n| u32::try_from(n).ok()).ok_or("`from` is a number")?,
@@ -43,6 +51,36 @@ fn answer(question: &Value, device: &Device, state: &RwLock<Followed>) -> Result
         "items": page.items, "next": page.next }))
 }
 
+/// Does what is asked of a plane, a source port or a path.
+fn steer(question: &Value, set: &str, device: &Device) -> Result<usize, String> {
+    let number = |key: &str| question[key].as_u64().and_then(|n| u32::try_from(n).ok());
+    let small =
+        |key: &str| number(key).and_then(|n| u8::try_from(n).ok()).ok_or(format!("`{key}` is a number"));
+    let done = if set == "rehash" {
+        let connection = number("connection").ok_or("`connection` is a number")?;
+        device.rehash(connection, small("path")?).map(|()| 0)
+    } else {
+        let name = question["plane"].as_str().ok_or("`plane` names a plane")?;
+        let planes = &device.config().planes;
+        let plane = planes.iter().position(|plane| plane.label == name || plane.ifname == name);
+        let plane = plane.ok_or_else(|| format!("there is no plane `{name}`"))? as u8;
+        match set {
+            "up" => device.set_plane_admin(plane, Admin::Up),
+            "down" => device.set_plane_admin(plane, Admin::Down),
+            "drain" => device.set_plane_admin(plane, Admin::Drain),
+            "deny" => device.deny_entropy(plane, small("entropy")?, true).map(|()| 0),
+            "allow" => device.deny_entropy(plane, small("entropy")?, false).map(|()| 0),
+            other => return Err(format!("`{other}` is nothing that can be done")),
+        }
+    };
+    done.map_err(|errno| match errno {
+        libc::EBUSY => "refused: too little would be left in use".to_owned(),
+        libc::EINVAL => "there is none of that number".to_owned(),
+        libc::ENODEV => "the device is not in use yet".to_owned(),
+        errno => std::io::Error::from_raw_os_error(errno).to_string(),
+    })
+}
+
 fn pages<T>(page: Option<Page<T>>, each: impl Fn(&T) -> Value) -> Page<Value> {
     let Some(Page { items, next }) = page else { return Page { items: Vec::new(), next: None } };
     Page { items: items.iter().map(each).collect(), next }
@@ -54,6 +92,7 @@ fn comm() -> String {
 
 fn planes(device: &Device, state: &RwLock<Followed>) -> Vec<Value> {
     let counters = device.view_planes().unwrap_or_default();
+    let wanted = device.plane_states().unwrap_or_default();
     let state = state.read();
     let plane = |(at, plane): (usize, &metaroce_config::Plane)| {
         let PathStats {
@@ -72,13 +111,28 @@ fn planes(device: &Device, state: &RwLock<Followed>) -> Vec<Value> {
             cwnd_packets: _,
         } = counters.get(at).copied().unwrap_or_default();
         json!({ "plane": at, "label": plane.label, "netdev": plane.ifname, "addresses": plane.addrs, "mtu": plane.mtu,
-            "link": if plane.up { "up" } else { "down" },
+            "link": if plane.up { "up" } else { "down" }, "admin": admin_name(wanted.get(at)),
+            "denied": denied(wanted.get(at)),
             "tx_packets": tx_packets, "tx_bytes": tx_bytes, "tx_data_packets": tx_data_packets,
             "retransmits": retransmits, "lost": lost, "rx_packets": rx_packets, "rx_bytes": rx_bytes,
             "rx_data_packets": rx_data_packets, "rx_ce": rx_ce, "rx_reordered": rx_reordered,
             "rx_duplicates": rx_duplicates, "srtt_ns": srtt_ns })
     };
     state.config.planes.iter().enumerate().map(plane).collect()
+}
+
+fn admin_name(state: Option<&PlaneState>) -> &'static str {
+    match state.map_or(Admin::Up, |state| state.admin) {
+        Admin::Up => "up",
+        Admin::Drain => "drain",
+        Admin::Down => "down",
+    }
+}
+
+/// The source ports not to be used.
+fn denied(state: Option<&PlaneState>) -> Vec<u8> {
+    let bits = state.map_or(0, |state| state.denied);
+    (0..64).filter(|entropy| bits >> entropy & 1 == 1).collect()
 }
 
 fn connection(c: &ConnView, path: impl Fn(&PathView) -> Value) -> Value {

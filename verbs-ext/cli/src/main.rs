@@ -15,6 +15,7 @@ mod run;
 mod settings;
 mod show;
 mod stat;
+mod steer;
 mod table;
 mod user;
 
@@ -34,6 +35,7 @@ Examples:
   metaroce run --loss 1% -- PROGRAM                the same with one packet in a hundred dropped (seeded)
   metaroce stat                                    bytes per process and path; exit code 1 when nothing moved
   metaroce show paths -w                           every path of running programs, again every second
+  metaroce plane drain eth1                        running programs send nothing new on that plane
   metaroce doctor ib_write_bw                      what would keep a program from seeing the device, and the remedy
   eval \"$(metaroce env)\"                           the same environment for a whole shell
 
@@ -69,6 +71,10 @@ enum Command {
     Stat(stat::Args),
     /// Show what running processes have open: planes, paths, connections, queue pairs, keys
     Show(show::Args),
+    /// Take a plane of running programs out of use, or back
+    Plane(steer::PlaneArgs),
+    /// Move paths of running programs to other source ports
+    Path(steer::PathArgs),
     /// Show the port and its planes, as `rdma link` does
     Link(link::LinkArgs),
     /// Show the table of GIDs
@@ -85,6 +91,8 @@ fn main() -> ExitCode {
         Command::Config(args) => settings::run(&args),
         Command::Stat(args) => stat::run(&args),
         Command::Show(args) => show::run(&args),
+        Command::Plane(args) => steer::plane(&args),
+        Command::Path(args) => steer::path(&args),
         Command::Link(args) => link::show(&args),
         Command::Gids(args) => link::gids(&args),
         Command::Doctor(args) => doctor::run(&args),

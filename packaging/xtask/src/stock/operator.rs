@@ -8,7 +8,7 @@ use crate::report::{Outcome, Trouble};
 use crate::workspace::Workspace;
 
 /// Name of the check.
-pub const OPERATOR: &str = "operator: planes, paths and queue pairs of a running program, seen from outside";
+pub const OPERATOR: &str = "operator: planes and paths of a running program, seen and steered from outside";
 
 const PYTHON: &str = "/usr/bin/python3";
 const SCRIPT: &str = include_str!("steering.py");

@@ -1,4 +1,4 @@
-"""Looks at a running program from outside, as an operator would. Prints "done".
+"""Looks at a running program from outside and steers it, as an operator would. Prints "done".
 
 Arguments: the metaroce command, and the address of a host that runs `ibv_rc_pingpong` as a server.
 """
@@ -73,6 +73,51 @@ def look(pid):
         assert f"ibv_rc_pingpong pid {pid} (slot " in text, text
 
 
+def growth(pid, plane, other):
+    """Packets a plane sends while the other one sends a thousand."""
+    before = sent(pid)
+    until(f"traffic on {other}", lambda: sent(pid)[other] > before[other] + 1000)
+    return sent(pid)[plane] - before[plane]
+
+
+def states(pid, plane):
+    return {path["state"] for path in show("paths", pid) if path["plane"] == plane}
+
+
+def steer(pid):
+    """Planes and ports out of use and back, while the program checks every byte."""
+    one, two = PLANES
+    back = lambda: growth(pid, two, one) > 100
+    for how, state in (("down", "parked"), ("drain", "draining")):
+        metaroce("plane", how, two, "--pid", str(pid))
+        assert states(pid, two) == {state}, (how, show("paths", pid))
+        assert growth(pid, two, one) == 0, (how, show("paths", pid))
+        assert [plane["admin"] for plane in show("planes", pid)] == ["up", how]
+        last = [METAROCE, "plane", "down", one, "--pid", str(pid)]
+        assert subprocess.run(last, stderr=subprocess.DEVNULL, timeout=PATIENCE).returncode == 1, "the last plane"
+        metaroce("plane", "up", two, "--pid", str(pid))
+        until(f"traffic on {two} after {how} and up", back)
+    # The link itself: whoever has the plane leaves it at once, and looks for it when the link is there again.
+    subprocess.run(["ip", "link", "set", two, "down"], check=True, timeout=PATIENCE)
+    until("link event", lambda: states(pid, two) == {"left"})
+    assert {path["cause"] for path in show("paths", pid) if path["plane"] == two} == {"link"}, show("paths", pid)
+    assert [plane["link"] for plane in show("planes", pid)] == ["up", "down"]
+    assert growth(pid, two, one) < 200, "more than probes"
+    subprocess.run(["ip", "link", "set", two, "up"], check=True, timeout=PATIENCE)
+    until(f"traffic on {two} after its link came up", back)
+    # Source ports.
+    path = show("paths", pid)[0]
+    metaroce("path", "deny", path["plane"], str(path["entropy"]), "--pid", str(pid))
+    moved = show("paths", pid)
+    assert all(p["plane"] != path["plane"] or p["entropy"] != path["entropy"] for p in moved), moved
+    metaroce("path", "allow", path["plane"], str(path["entropy"]), "--pid", str(pid))
+    before = show("paths", pid)[1]
+    metaroce("path", "rehash", "--pid", str(pid), f"{before['connection']}/1")
+    after = show("paths", pid)[1]
+    assert after["generation"] != before["generation"] and after["entropy"] != before["entropy"], (before, after)
+    until("traffic on the new port", lambda: show("paths", pid)[1]["delivered"] > after["delivered"] + 100)
+
+
 def strangers(pid):
     """Another user sees nothing of it."""
     if os.geteuid() != 0 or os.stat("/proc/self/root/proc/1").st_uid != 0:
@@ -93,6 +138,7 @@ def main():
         try:
             look(program.pid)
             strangers(program.pid)
+            steer(program.pid)
             assert program.poll() is None, program.returncode
         finally:
             program.kill()

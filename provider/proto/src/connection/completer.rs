@@ -7,6 +7,7 @@ use crate::path::{AckNews, FrameKind, Health, PathTx, PktState, TxFrame};
 use crate::qp::rnr_timer_ns;
 use crate::seq::{RangeState, later16, unwrap32};
 use crate::stats::Cause;
+use crate::steering;
 use crate::types::*;
 use crate::wire::frame::{CONFIRMS_FATAL, CONFIRMS_RETRY};
 use crate::wire::{Ack, Refuse, RefuseCode};
@@ -63,15 +64,19 @@ pub fn on_ack<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, ack: &Ack) {
     path.tally.on_marks(ack.ce);
     note_spurious(p, path, spurious, lateness);
     if newly > 0 || answered {
+        let returned = !path.health.is_active();
         path.absolve(p.now);
         let plane = path.plane;
-        let of_plane = |x: &&PathTx| x.plane == plane && x.health.is_active();
+        let of_plane = |x: &&PathTx| x.plane == plane && x.in_use();
         let plane_window = conn.paths.iter().filter(of_plane).map(|x| x.congestion.window()).sum();
         let plane_target = plane_target(p, conn);
         let path = &mut conn.paths[usize::from(ack.path)];
         let news = AckNews { acked: newly, ce: ack.ce, peak: path.peak(highest), plane_window, plane_target };
         path.congestion.on_ack(news);
         decay_tolerance(path, newly);
+        if returned {
+            steering::enforce(p, conn);
+        }
     }
     let index = usize::from(ack.path);
     if newly > 0 || answered {
@@ -100,7 +105,7 @@ fn plane_target<S: Sink>(p: &Parts<'_, S>, conn: &Conn) -> u32 {
         return 0;
     }
     let mut planes = 0u64;
-    conn.paths.iter().filter(|x| x.health.is_active()).for_each(|x| planes |= 1 << (x.plane % 64));
+    conn.paths.iter().filter(|x| x.in_use()).for_each(|x| planes |= 1 << (x.plane % 64));
     conn.allowance.window(p.now, rtt, conn.is_delayed(), conn.segment)
         / conn.segment
         / planes.count_ones().max(1)
@@ -218,7 +223,7 @@ pub fn on_silence<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn) {
 /// Everything in flight on a path goes again elsewhere; from now on it carries probes only. It keeps its numbers, so that
 /// an answer that is merely late is recognised and brings it back as it was.
 fn shun_path<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: usize) {
-    if !(0..conn.paths.len()).any(|i| i != index && conn.paths[i].health.is_active()) {
+    if !(0..conn.paths.len()).any(|i| i != index && conn.paths[i].in_use()) {
         return;
     }
     presume_lost(p, conn, index);
@@ -226,7 +231,10 @@ fn shun_path<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: usize) {
     let path = &mut conn.paths[index];
     path.shunned = true;
     path.changed = (p.now, Cause::Silence);
-    path.health = Health::Suspect { probe_at: p.now, pause: path.rtt.probe_timeout(&p.config.tuning) };
+    path.health = match path.barred {
+        true => Health::PARKED,
+        false => Health::Suspect { probe_at: p.now, pause: path.rtt.probe_timeout(&p.config.tuning) },
+    };
 }
 
 /// A path has answered: siblings whose probes were not, while what was sent elsewhere in their stead was, are in trouble of
@@ -252,7 +260,7 @@ pub fn presume_lost<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: usize
 fn retarget(conn: &mut Conn, index: usize) -> Option<usize> {
     let count = conn.paths.len();
     let mut others = (1..count).map(|step| (index + step) % count);
-    let elsewhere = others.find(|i| conn.paths[*i].health.is_active())?;
+    let elsewhere = others.find(|i| conn.paths[*i].in_use())?;
     for again in conn.retransmits.iter_mut().filter(|r| usize::from(r.path) == index) {
         again.path = elsewhere as u8;
     }
@@ -271,11 +279,41 @@ pub fn leave_path<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: usize, 
         }
     };
     conn.in_flight_bytes -= path.give_up(&mut moved);
-    path.health = Health::suspect(p.now);
+    path.health = if path.barred { Health::PARKED } else { Health::suspect(p.now) };
     path.changed = (p.now, cause);
     (path.pto_count, path.strikes, path.struck_at, path.shunned) = (0, 0, 0, false);
-    path.change_port(p.config.entropies_per_plane);
+    path.change_port(p.config.entropies_per_plane, denied(p, path.plane));
     p.stats.paths_left += 1;
+}
+
+/// Source ports of a plane that are not to be used, a bit each.
+fn denied<S: Sink>(p: &Parts<'_, S>, plane: u8) -> u64 {
+    p.planes.get(usize::from(plane)).map_or(0, |state| state.denied)
+}
+
+/// Changes a path's source port where it stands: what is unresolved on it goes again, on the new port first. While nothing
+/// of the generation was acknowledged it stays, and what is unresolved with it: the peer must not lose count (MR-PSN-4).
+pub fn rehash<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: usize) {
+    let path = &mut conn.paths[index];
+    if !path.has_answered() {
+        path.change_entropy(p.config.entropies_per_plane, denied(p, path.plane));
+        path.changed = (p.now, Cause::Operator);
+        return;
+    }
+    let retransmits = &mut conn.retransmits;
+    let mut again = |frame: TxFrame| {
+        if frame.kind != FrameKind::Ping {
+            retransmits.push_back(Retransmit { frame, path: index as u8, left: true });
+        }
+    };
+    conn.in_flight_bytes -= path.give_up(&mut again);
+    path.change_port(p.config.entropies_per_plane, denied(p, path.plane));
+    path.changed = (p.now, Cause::Operator);
+    (path.pto_count, path.strikes, path.struck_at) = (0, 0, 0);
+    if !path.health.is_active() && !path.barred {
+        path.health = Health::Suspect { probe_at: p.now, pause: limits::PROBE_FIRST_NS };
+        path.shunned = false;
+    }
 }
 
 /// Half the paths of a plane in trouble means the plane is: the others are left without waiting for each (MR-PATH-2).
@@ -283,7 +321,7 @@ fn leave_plane_if_down<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, plane: u8
     let of_plane = conn.paths.iter().filter(|x| x.plane == plane);
     let (all, left) =
         of_plane.fold((0, 0), |(all, left), x| (all + 1, left + usize::from(!x.health.is_active())));
-    let elsewhere = conn.paths.iter().any(|x| x.plane != plane && x.health.is_active());
+    let elsewhere = conn.paths.iter().any(|x| x.plane != plane && x.in_use());
     if all > 1 && 2 * left >= all && elsewhere {
         leave_plane(p, conn, plane, Cause::Plane);
     }

@@ -131,7 +131,7 @@ fn fill_hello<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, burst: &mut TxBurs
 /// The path of control packets: one of the plane that data last arrived on, for that plane lives; another one when the
 /// peer repeats what it should know we have, because then they do not arrive (MR-SACK-6).
 fn control_path(conn: &Conn) -> Option<&PathTx> {
-    let active = || conn.paths.iter().filter(|x| x.health.is_active());
+    let active = || conn.paths.iter().filter(|x| x.in_use());
     let first = active().position(|x| x.plane == conn.heard_plane).unwrap_or(0);
     let count = active().count().max(1);
     active().nth((first + conn.ack_turn as usize) % count).or(conn.paths.first())
@@ -366,7 +366,7 @@ fn pin_of(conn: &Conn, index: u16) -> u8 {
     let count = conn.paths.len();
     let own = usize::from(index) % count;
     let turn = (0..count).map(|step| (own + step) % count);
-    turn.clone().find(|i| conn.paths[*i].health.is_active()).unwrap_or(own) as u8
+    turn.clone().find(|i| conn.paths[*i].in_use()).unwrap_or(own) as u8
 }
 
 /// Another full packet stays within the peer's window of numbers, with room for the VOIDs that confirm (MR-CPN-6).
@@ -543,7 +543,7 @@ fn grant<S: Sink>(p: &Parts<'_, S>, conn: &Conn) -> Grant {
 
 /// Twice a path's part of the window the hint grants.
 fn per_path(conn: &Conn, hint: u32) -> u32 {
-    let active = conn.paths.iter().filter(|x| x.health.is_active()).count() as u32;
+    let active = conn.paths.iter().filter(|x| x.in_use()).count() as u32;
     if hint == u32::MAX || active < 2 {
         return u32::MAX;
     }

@@ -19,6 +19,8 @@ pub enum Health {
 }
 
 impl Health {
+    /// Left, and not probed: somebody says when it may be used again.
+    pub const PARKED: Health = Health::Suspect { probe_at: Nanos::MAX, pause: Nanos::MAX };
     /// Just left: the first probe follows soon.
     pub fn suspect(now: Nanos) -> Self {
         Health::Suspect { probe_at: now + limits::PROBE_FIRST_NS, pause: 2 * limits::PROBE_FIRST_NS }

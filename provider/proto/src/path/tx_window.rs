@@ -130,6 +130,10 @@ pub struct PathTx {
     pub largest_acked: u64,
     /// What it has carried.
     pub tally: PathTally,
+    /// It is not to be used: an operator wants its plane left or drained.
+    pub barred: bool,
+    /// It takes nothing new; what is in flight on it may be acknowledged.
+    pub draining: bool,
     /// When its health changed last, and why.
     pub changed: (Nanos, Cause),
     pkts: VecDeque<Pkt>,
@@ -164,6 +168,8 @@ impl PathTx {
             copied_to: 0,
             largest_acked: 0,
             tally: PathTally::default(),
+            barred: false,
+            draining: false,
             changed: (0, Cause::Fresh),
             pkts: VecDeque::new(),
             frames: VecDeque::new(),
@@ -180,9 +186,13 @@ impl PathTx {
     pub fn in_flight(&self) -> u32 {
         self.in_flight
     }
+    /// May carry data.
+    pub fn in_use(&self) -> bool {
+        self.health.is_active() && !self.draining
+    }
     /// Packets that may be sent now.
     pub fn room(&self) -> u32 {
-        if !self.health.is_active() {
+        if !self.in_use() {
             return 0;
         }
         let oldest = self.oldest_in_flight().map_or(self.next_psn(), |(psn, _)| psn);
@@ -300,17 +310,29 @@ impl PathTx {
         self.in_flight = 0;
         bytes
     }
-    /// Changes to another source port: what was sent before can no longer be told apart from what is lost, so numbers
-    /// begin anew in a new generation (MR-PSN-4). Between two changes lies an acknowledgement: only a path in use is
-    /// left, and one that was left is in use again only when it has answered.
-    pub fn change_port(&mut self, entropies: u8) {
-        self.entropy = (self.entropy + 1) % entropies.max(1);
+    /// Changes to another source port, none of those `denied` (a bit each): what was sent before can no longer be told
+    /// apart from what is lost, so numbers begin anew in a new generation (MR-PSN-4). Between two changes lies an
+    /// acknowledgement: only a path in use is left, one that was left is in use again only when it has answered, and who
+    /// rehashes a path looks whether it `has_answered`.
+    pub fn change_port(&mut self, entropies: u8, denied: u64) {
+        self.change_entropy(entropies, denied);
         self.generation = self.generation.wrapping_add(1);
         self.largest_acked = 0;
         self.tally.marks_told = 0;
         self.reorder_tolerance_ns = 0;
         self.rtt = Rtt::default();
         self.congestion.restart();
+    }
+    /// Another source port that is not `denied`, with numbers that go on.
+    pub fn change_entropy(&mut self, entropies: u8, denied: u64) {
+        let count = entropies.max(1);
+        let next = |step: u8| (u16::from(self.entropy) + u16::from(step)) % u16::from(count);
+        let allowed = (1..=count).map(next).find(|e| denied.checked_shr(u32::from(*e)).unwrap_or(0) & 1 == 0);
+        self.entropy = allowed.unwrap_or(next(1)) as u8;
+    }
+    /// Something of this generation was acknowledged.
+    pub fn has_answered(&self) -> bool {
+        self.rtt.min_ns > 0
     }
     /// It has answered: whatever was held against it is forgotten.
     pub fn absolve(&mut self, now: Nanos) {

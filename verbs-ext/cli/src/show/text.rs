@@ -25,7 +25,7 @@ pub fn all(what: What, shown: &[Value]) -> String {
         let rows: Vec<Vec<String>> = items.iter().map(row).collect();
         text += &table(
             &titles,
-            &["netdev", "link", "addresses", "peer", "state", "plane", "type", "kind"],
+            &["netdev", "link", "admin", "addresses", "peer", "state", "plane", "type", "kind"],
             &rows,
         );
     }
@@ -46,6 +46,7 @@ const PLANES: &[Column] = &[
     ("plane", |p| plain(&p["label"])),
     ("netdev", |p| plain(&p["netdev"])),
     ("link", |p| plain(&p["link"])),
+    ("admin", |p| plain(&p["admin"])),
     ("mtu", |p| plain(&p["mtu"])),
     ("tx", |p| bytes(&p["tx_bytes"])),
     ("tx rate", |p| rate(&p["tx_bps"])),
