@@ -6,6 +6,7 @@
 pub mod completer;
 pub mod deliver;
 pub mod handshake;
+mod overlap;
 pub mod packet;
 pub mod requester;
 pub mod responder;

@@ -1,6 +1,7 @@
 //! Taking requests in: one visible list of checks in fixed order ([`on_request`]), placement, and what completes.
 
 use super::deliver::{deliver, fail};
+use super::overlap::Younger;
 use super::packet::{scatter, slices};
 use super::{Conn, PendingRefusal, REQUESTS, response, tags};
 use crate::config::limits;
@@ -485,14 +486,20 @@ fn place<S: Sink>(
             let target = p.mrs.check_remote(f.rkey, (pd, qp.qpn), addr, u64::from(len), access::REMOTE_WRITE);
             let Some((va, mr)) = target else { return Ok(()) };
             // An atomic Write keeps its order also where Writes need not (MR-ORDER-8).
-            let result = if mr.relaxed() && f.opcode != Opcode::AtomicWrite {
-                mem.place(va, f.payload)
-            } else if in_order && len == f.total {
-                mem.place_last(va, f.payload)
+            let relaxed = mr.relaxed() && f.opcode != Opcode::AtomicWrite;
+            let whole = in_order && len == f.total;
+            let held = match qp.rx.entry(msn) {
+                Some(msg) if !relaxed && !whole => hold(msg, f),
+                _ => 0,
+            };
+            let payload = &f.payload[..len as usize - held];
+            let younger = Younger::than(p.mrs, qp, msn);
+            let result = if !relaxed && !younger.is_empty() {
+                younger.place_below(va, payload, mem)
+            } else if whole && !relaxed {
+                mem.place_last(va, payload)
             } else {
-                let Some(msg) = qp.rx.entry(msn) else { return Ok(()) };
-                let held = hold(msg, f);
-                mem.place(va, &f.payload[..len as usize - held])
+                mem.place(va, payload)
             };
             result.map_err(|_| (RefuseCode::Access, None))?;
         }
@@ -566,5 +573,10 @@ fn release<S: Sink>(p: &mut Parts<'_, S>, index: u16, msg: &RxMsg, mem: &mut imp
     // The key may have been deregistered meanwhile: then not a byte passes.
     let who = (msg.pd, qp.qpn);
     let target = p.mrs.check_remote(msg.rkey, who, addr, held as u64, access::REMOTE_WRITE);
-    target.is_none_or(|(va, _)| mem.place_last(va, &msg.hold[limits::HOLD_BYTES - held..]).is_ok())
+    let Some((va, _)) = target else { return true };
+    let tail = &msg.hold[limits::HOLD_BYTES - held..];
+    let younger = Younger::than(p.mrs, qp, qp.rx.next_msn);
+    let placed =
+        if younger.is_empty() { mem.place_last(va, tail) } else { younger.place_below(va, tail, mem) };
+    placed.is_ok()
 }
