@@ -9,6 +9,7 @@ use rdma_core_sys::*;
 
 use crate::ah::Ah;
 use crate::ffi::{Result, object};
+use crate::limits::MAX_SGE;
 use crate::mw::Mw;
 
 /// A chain of send requests. Iterate with [`SendChain::next`].
@@ -114,15 +115,15 @@ impl<'a> SendRequest<'a> {
         let ud = unsafe { self.wr.wr.ud };
         destination(ud.ah, ud.remote_qpn, ud.remote_qkey)
     }
-    /// The SGE list; `None` when its length is negative.
-    pub(crate) fn sges(self) -> Option<&'a [ibv_sge]> {
+    /// The SGE list; EINVAL when it has more than `max` or its length is negative.
+    pub(crate) fn sges(self, max: u32) -> Result<&'a [ibv_sge]> {
         // SAFETY: `SendChain::new`'s caller vouches for the list.
-        unsafe { sge_list(self.wr.sg_list, self.wr.num_sge) }
+        unsafe { sge_list(self.wr.sg_list, self.wr.num_sge, max) }
     }
-    /// The bytes the SGEs of an inline request point at.
-    pub(crate) fn inline_parts(self) -> impl Iterator<Item = &'a [u8]> + Clone {
+    /// The bytes that the SGEs of this request, which is an inline one, point at.
+    pub(crate) fn inline_parts(self, sges: &'a [ibv_sge]) -> impl Iterator<Item = &'a [u8]> + Clone {
         // SAFETY: `SendChain::new`'s caller vouches for the buffers of inline requests.
-        self.sges().unwrap_or_default().iter().map(|sge| unsafe { bytes(sge.addr as _, sge.length as usize) })
+        sges.iter().map(|sge| unsafe { bytes(sge.addr as _, sge.length as usize) })
     }
 }
 
@@ -156,10 +157,10 @@ impl<'a> RecvRequest<'a> {
     pub(crate) fn wr_id(self) -> u64 {
         self.wr.wr_id
     }
-    /// The SGE list; `None` when its length is negative.
-    pub(crate) fn sges(self) -> Option<&'a [ibv_sge]> {
+    /// The SGE list; EINVAL when it has more than `max` or its length is negative.
+    pub(crate) fn sges(self, max: u32) -> Result<&'a [ibv_sge]> {
         // SAFETY: `RecvChain::new`'s caller vouches for the list.
-        unsafe { sge_list(self.wr.sg_list, self.wr.num_sge) }
+        unsafe { sge_list(self.wr.sg_list, self.wr.num_sge, max) }
     }
 }
 
@@ -213,12 +214,8 @@ pub(crate) unsafe fn tag_op(wr: &ibv_ops_wr) -> Result<TagOp> {
         IBV_WR_TAG_ADD => {
             let add = &wr.tm.add;
             // SAFETY: upheld by the caller.
-            let sges = unsafe { sge_list(add.sg_list, add.num_sge) }.ok_or(libc::EINVAL)?;
-            let data = match sges {
-                [] => Sge::default(),
-                [one] => sge(one),
-                _ => return Err(libc::EINVAL),
-            };
+            let sges = unsafe { sge_list(add.sg_list, add.num_sge, 1) }?;
+            let data = sges.first().map_or_else(Sge::default, sge);
             let (wr_id, tag, mask) = (add.recv_wr_id, add.tag, add.mask);
             TagChange::Add(Expected { wr_id, tag, mask, sge: data })
         }
@@ -235,17 +232,42 @@ pub(crate) fn sge(sge: &ibv_sge) -> Sge {
     Sge { addr: sge.addr, len: sge.length, lkey: sge.lkey }
 }
 
-/// An SGE list of the caller.
+/// An SGE list of the caller. EINVAL when it has more than `max`: nothing of it is read then, as a count that is wrong
+/// says nothing of the memory.
 ///
 /// # Safety
-/// `list` holds `count` SGEs that stay unchanged during `'a`; it may be NULL when `count` is 0.
-pub(crate) unsafe fn sge_list<'a>(list: *const ibv_sge, count: c_int) -> Option<&'a [ibv_sge]> {
-    match usize::try_from(count).ok()? {
-        0 => Some(&[]),
-        _ if list.is_null() => None,
+/// `list` holds `count` SGEs that stay unchanged during `'a`, if they are not too many; it may be NULL when `count` is 0.
+pub(crate) unsafe fn sge_list<'a>(list: *const ibv_sge, count: c_int, max: u32) -> Result<&'a [ibv_sge]> {
+    match u32::try_from(count) {
+        Ok(0) => Ok(&[]),
         // SAFETY: upheld by the caller.
-        n => Some(unsafe { slice::from_raw_parts(list, n) }),
+        Ok(n) if n <= max && !list.is_null() => Ok(unsafe { slice::from_raw_parts(list, n as usize) }),
+        _ => Err(libc::EINVAL),
     }
+}
+
+/// The buffers of an inline list. EINVAL when they have more than `max` bytes together, or are so many that most are
+/// empty: nothing is read then but their lengths.
+///
+/// # Safety
+/// `list` holds `count` buffers that are readable and stay unchanged during `'a`, if they are not too many.
+pub(crate) unsafe fn inline_list<'a>(
+    list: *const ibv_data_buf,
+    count: usize,
+    max: u32,
+) -> Result<impl Iterator<Item = &'a [u8]> + Clone> {
+    let bufs: &'a [ibv_data_buf] = match count {
+        0 => &[],
+        _ if list.is_null() || count > max.max(MAX_SGE) as usize => return Err(libc::EINVAL),
+        // SAFETY: upheld by the caller.
+        _ => unsafe { slice::from_raw_parts(list, count) },
+    };
+    let mut room = max as usize;
+    for buf in bufs {
+        room = room.checked_sub(buf.length).ok_or(libc::EINVAL)?;
+    }
+    // SAFETY: upheld by the caller; each is at most `max` long.
+    Ok(bufs.iter().map(|buf| unsafe { bytes(buf.addr.cast(), buf.length) }))
 }
 
 /// A buffer of the caller.

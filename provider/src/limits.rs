@@ -7,7 +7,7 @@ pub(crate) const MAX_SGE: u32 = 32;
 /// Inline bytes of a send request; more than any application asks for, small enough to copy.
 pub(crate) const MAX_INLINE: u32 = 1024;
 /// QPs of a process: the index part of a QPN, without the reserved numbers.
-pub(crate) const MAX_QP: u32 = 16_380;
+pub(crate) const MAX_QP: u32 = metaroce_proto::config::limits::QPS_MAX;
 /// CQs.
 pub(crate) const MAX_CQ: u32 = 1 << 20;
 /// Depth of a CQ.

@@ -8,7 +8,7 @@ use rdma_core_sys::*;
 
 use crate::chain::{self, RecvChain, SendChain, SendRequest};
 use crate::ffi::Result;
-use crate::limits::MAX_MSG_SZ;
+use crate::limits::{MAX_MSG_SZ, MAX_SGE};
 use crate::qp::Qp;
 
 /// Posts a chain; on error `chain` stands at the request that was refused.
@@ -27,7 +27,8 @@ pub(crate) fn send(qp: &Qp, chain: &mut SendChain<'_>) -> Result<()> {
 }
 
 fn push(qp: &Qp, post: &mut SendPost<'_>, request: SendRequest<'_>) -> Result<()> {
-    let sges = request.sges().ok_or(libc::EINVAL)?;
+    // Before anything of the list is read.
+    let sges = request.sges(qp.cap.max_send_sge)?;
     let opcode = opcode_of(qp.qp_type, request.opcode())?;
     let flags = check_flags(opcode, request.flags())? | sig_all(qp);
     let length = total(sges)?;
@@ -60,7 +61,7 @@ fn push(qp: &Qp, post: &mut SendPost<'_>, request: SendRequest<'_>) -> Result<()
     }
     if flags & send_flags::INLINE != 0 {
         wqe.inline_len = check_inline(length, qp.cap.max_inline_data)?;
-        return post.push_inline(wqe, request.inline_parts());
+        return post.push_inline(wqe, request.inline_parts(sges));
     }
     wqe.num_sge = check_sges(sges.len(), qp.cap.max_send_sge)?;
     post.push(wqe, sges.iter().map(chain::sge))
@@ -132,7 +133,7 @@ pub(crate) fn check_sges(count: usize, max: u32) -> Result<u8> {
 pub(crate) fn recv(qp: &Qp, chain: &mut RecvChain<'_>) -> Result<()> {
     let mut post = qp.engine.recv();
     while let Some(request) = chain.peek() {
-        let sges = request.sges().ok_or(libc::EINVAL)?;
+        let sges = request.sges(qp.cap.max_recv_sge)?;
         post.push(request.wr_id(), sges.iter().map(chain::sge))?;
         chain.advance();
     }
@@ -143,7 +144,7 @@ pub(crate) fn recv(qp: &Qp, chain: &mut RecvChain<'_>) -> Result<()> {
 pub(crate) fn shared_recv(queue: &engine::Srq, chain: &mut RecvChain<'_>) -> Result<()> {
     let mut post = queue.recv();
     while let Some(request) = chain.peek() {
-        let sges = request.sges().ok_or(libc::EINVAL)?;
+        let sges = request.sges(MAX_SGE)?;
         post.push(request.wr_id(), sges.iter().map(chain::sge))?;
         chain.advance();
     }

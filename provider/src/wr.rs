@@ -423,8 +423,10 @@ unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, num_sge: usize, list: *
     // SAFETY: as wr_send; the application passes a list of num_sge SGEs.
     unsafe {
         building(qp, |qp, builder| {
-            let sges = c_int::try_from(num_sge).ok().and_then(|count| chain::sge_list(list, count));
-            match sges.ok_or(libc::EINVAL).and_then(|sges| Ok((sges, total(sges)?))) {
+            // What does not fit is no count of SGEs either.
+            let count = c_int::try_from(num_sge).unwrap_or(-1);
+            let sges = chain::sge_list(list, count, qp.cap.max_send_sge);
+            match sges.and_then(|sges| Ok((sges, total(sges)?))) {
                 Ok((sges, length)) => {
                     builder.set_sges(length, sges.len(), qp.cap.max_send_sge, sges.iter().map(chain::sge));
                 }
@@ -435,22 +437,17 @@ unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, num_sge: usize, list: *
 }
 
 unsafe extern "C" fn wr_set_inline_data(qp: *mut ibv_qp_ex, addr: *mut c_void, length: usize) {
+    let buf = ibv_data_buf { addr, length };
     // SAFETY: as wr_send; the application passes a readable buffer.
-    unsafe {
-        building(qp, |qp, builder| {
-            let data = chain::bytes(addr.cast(), length);
-            builder.set_inline(qp.cap.max_inline_data, std::iter::once(data));
-        })
-    };
+    unsafe { wr_set_inline_data_list(qp, 1, &buf) };
 }
 
 unsafe extern "C" fn wr_set_inline_data_list(qp: *mut ibv_qp_ex, num_buf: usize, list: *const ibv_data_buf) {
     // SAFETY: as wr_send; the application passes a list of num_buf readable buffers.
     unsafe {
-        building(qp, |qp, builder| {
-            let list = if num_buf == 0 { &[] } else { std::slice::from_raw_parts(list, num_buf) };
-            let parts = list.iter().map(|buf| chain::bytes(buf.addr.cast(), buf.length));
-            builder.set_inline(qp.cap.max_inline_data, parts);
+        building(qp, |qp, builder| match chain::inline_list(list, num_buf, qp.cap.max_inline_data) {
+            Ok(parts) => builder.set_inline(qp.cap.max_inline_data, parts),
+            Err(errno) => builder.fail(Err(errno)),
         })
     };
 }

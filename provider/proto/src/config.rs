@@ -140,6 +140,8 @@ pub mod limits {
     pub const MESSAGE_WINDOW: u16 = 256;
     /// Bytes in flight per connection whatever the peer grants: beyond 2 MiB loopback gains nothing.
     pub const CONN_BYTES_MAX: u32 = 2 << 20;
+    /// Queue pairs of an endpoint: the index part of a QPN, without three numbers that are reserved.
+    pub const QPS_MAX: u32 = (1 << crate::types::Qpn::INDEX_BITS) - 3;
     /// Multicast groups that an endpoint takes part in: bounds what a driver has to join.
     pub const GROUPS_MAX: usize = 1024;
     /// Bytes a UD receive begins with: the Global Routing Header.

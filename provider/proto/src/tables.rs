@@ -1,5 +1,6 @@
 //! Tables of an endpoint: queue pairs by index, shared receive queues, deadlines.
 
+use crate::config::limits;
 use crate::qp::{Qp, Srq};
 use crate::types::*;
 use std::cmp::Reverse;
@@ -7,7 +8,7 @@ use std::collections::BinaryHeap;
 
 /// QP indexes never used: QPN 0 and 1 are the management QPs of every InfiniBand device, and 0xffffff is multicast.
 const INDEX_FIRST: u32 = 2;
-const INDEX_END: u32 = (1 << Qpn::INDEX_BITS) - 1;
+const INDEX_END: u32 = INDEX_FIRST + limits::QPS_MAX;
 
 /// Queue pairs by the index part of their number.
 #[derive(Debug, Default)]

@@ -73,7 +73,7 @@ pub(super) unsafe extern "C" fn advise_mr(
     // SAFETY: module comment of `entry.rs`; the list has `count` entries.
     verb("ibv_advise_mr", || unsafe {
         let count = c_int::try_from(count).map_err(|_| libc::EINVAL)?;
-        let sges = sge_list(list, count).ok_or(libc::EINVAL)?;
+        let sges = sge_list(list, count, u32::MAX)?;
         advise::advise(object(pd)?, advice, flags, sges)
     })
 }

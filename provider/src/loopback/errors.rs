@@ -348,3 +348,63 @@ fn an_error_of_a_qp_on_an_srq_raises_last_wqe_reached_after_its_completions() {
     unsafe { (*two.b.0).events_completed += 1 };
     two.destroy();
 }
+
+/// A list that is too long is refused before it is read: a count that is wrong says nothing of the memory behind it.
+#[test]
+fn sge_lists_beyond_the_limit_are_not_read() {
+    let world = World::new(22_850);
+    let two = world.connected(IBV_QPT_RC, Link::default());
+    let mut sge = world.sge(0, 8);
+    for (flags, num_sge) in
+        [(0, 3), (0, 1000), (0, i32::MAX), (0, -1), (IBV_SEND_INLINE, 3), (IBV_SEND_INLINE, i32::MAX)]
+    {
+        let mut wr = request(1, IBV_WR_SEND);
+        wr.send_flags |= flags;
+        (wr.sg_list, wr.num_sge) = (&raw mut sge, num_sge);
+        // SAFETY: a chain of one, whose SGEs are not as many as it says, which is what must be noticed.
+        let mut chain = unsafe { crate::chain::SendChain::new(&mut wr) };
+        assert_eq!(crate::post::send(two.a.get(), &mut chain), Err(libc::EINVAL), "{num_sge} SGEs");
+        assert_eq!(chain.position(), &raw mut wr, "bad_wr");
+        let mut wr = ibv_recv_wr { wr_id: 1, next: std::ptr::null_mut(), sg_list: &raw mut sge, num_sge };
+        // SAFETY: as above.
+        let mut chain = unsafe { crate::chain::RecvChain::new(&mut wr) };
+        assert_eq!(crate::post::recv(two.a.get(), &mut chain), Err(libc::EINVAL), "{num_sge} SGEs");
+        assert_eq!(chain.position(), &raw mut wr, "bad_wr");
+    }
+    // SAFETY: likewise.
+    unsafe {
+        assert!(crate::chain::sge_list(&sge, i32::MAX, 2).is_err());
+        let mut buf = ibv_data_buf { addr: sge.addr as _, length: 64 };
+        assert!(crate::chain::inline_list(&buf, 1, 64).is_ok());
+        assert!(crate::chain::inline_list(&buf, usize::MAX, 64).is_err());
+        assert!(crate::chain::inline_list(std::ptr::null(), 1, 64).is_err());
+        buf.length = usize::MAX;
+        assert!(crate::chain::inline_list(&buf, 1, 64).is_err());
+    }
+    two.nothing(0);
+    two.destroy();
+}
+
+#[test]
+fn max_qp_is_what_can_be_made() {
+    let world = World::new(22_860);
+    let cq = world.cq(16);
+    let max = crate::device::query(&world.context).orig_attr.max_qp as usize;
+    let qps: Vec<_> = (0..max).map(|_| world.qp(IBV_QPT_UD, &cq, &cq, None)).collect();
+    let device = &world.context.device;
+    let init = metaroce_engine::QpCreate {
+        qp_type: metaroce_proto::types::QpType::Ud,
+        pd: world.pd.get().shared.number,
+        send_cq: Some(std::sync::Arc::clone(&cq.get().engine)),
+        recv_cq: Some(std::sync::Arc::clone(&cq.get().engine)),
+        xrcd: None,
+        srq: None,
+        max_send_wr: 1,
+        max_recv_wr: 1,
+        max_send_sge: 1,
+        max_recv_sge: 1,
+        max_inline: 0,
+    };
+    assert_eq!(device.create_qp(&init, None).err(), Some(libc::ENOMEM));
+    qps.iter().for_each(|qp| qp.get().destroy().expect("destroy QP"));
+}
