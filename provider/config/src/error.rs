@@ -14,6 +14,12 @@ pub enum ConfigError {
         /// What the system said.
         source: io::Error,
     },
+    /// What is named as the configuration file cannot be one.
+    #[error("{} is no regular file of at most 1 MiB; correct the path in METAROCE_CONFIG", path.display())]
+    NoConfigFile {
+        /// What was named.
+        path: PathBuf,
+    },
     /// The configuration file is not TOML.
     #[error("{} is not valid TOML ({message}); correct that line", path.display())]
     Syntax {

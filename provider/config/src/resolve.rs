@@ -1,6 +1,6 @@
 //! From file, environment and interfaces to a [`DeviceConfig`], as pure functions.
 
-use std::io;
+use std::io::{self, Read};
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
@@ -22,8 +22,9 @@ impl ConfigFile {
     /// # Errors
     /// [`ConfigError::ReadFile`].
     pub fn read(path: &Path) -> Result<ConfigFile, ConfigError> {
-        match std::fs::read_to_string(path) {
-            Ok(text) => Ok(ConfigFile { path: path.to_owned(), text }),
+        match read_small(path) {
+            Ok(Some(text)) => Ok(ConfigFile { path: path.to_owned(), text }),
+            Ok(None) => Err(ConfigError::NoConfigFile { path: path.to_owned() }),
             Err(source) => Err(ConfigError::ReadFile { path: path.to_owned(), source }),
         }
     }
@@ -38,6 +39,22 @@ impl ConfigFile {
             other => other.map(Some),
         }
     }
+}
+
+/// No configuration is longer, bytes.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// The text of a file; `None` for what is no regular file (reading could wait, or never end) or is too large.
+fn read_small(path: &Path) -> io::Result<Option<String>> {
+    // Before it is opened: opening a FIFO waits for a writer.
+    let here = std::fs::metadata(path)?;
+    if !here.is_file() {
+        return Ok(None);
+    }
+    let mut text = String::new();
+    // Also what says that it is small may go on: files under /proc say that they are empty.
+    std::fs::File::open(path)?.take(FILE_BYTES_MAX + 1).read_to_string(&mut text)?;
+    Ok((text.len() as u64 <= FILE_BYTES_MAX).then_some(text))
 }
 
 /// Resolves a configuration: the file first, then variables over it, planes against the interfaces of `net`.

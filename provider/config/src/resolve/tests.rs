@@ -166,3 +166,20 @@ fn file__missing_is_an_error_only_when_named() {
     let error = ConfigFile::read(nowhere).unwrap_err().to_string();
     assert!(error.contains("/nonexistent/metaroce.toml") && error.contains("METAROCE_CONFIG"), "{error}");
 }
+
+#[test]
+fn file__that_never_ends_is_refused() {
+    let dir = std::env::temp_dir().join(format!("metaroce-config-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let (fifo, large, fits) = (dir.join("fifo"), dir.join("large"), dir.join("fits"));
+    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    std::fs::write(&large, vec![b'#'; (1 << 20) + 1]).unwrap();
+    std::fs::write(&fits, vec![b'#'; 1 << 20]).unwrap();
+    for path in [Path::new("/dev/zero"), Path::new("/"), &fifo, &large] {
+        let error = ConfigFile::read(path).unwrap_err().to_string();
+        assert!(error.contains(path.to_str().unwrap()) && error.contains("METAROCE_CONFIG"), "{error}");
+        assert!(!error.contains('\n'), "{error}");
+    }
+    assert_eq!(ConfigFile::read(&fits).unwrap().text.len(), 1 << 20);
+    std::fs::remove_dir_all(&dir).unwrap();
+}
