@@ -5,6 +5,8 @@ use std::process::ExitCode;
 use metaroce_config::{DeviceConfig, active_mtu, gid_table};
 use serde_json::{Value, json};
 
+use crate::output;
+
 /// Options of `metaroce devices`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -16,14 +18,13 @@ pub struct Args {
 /// Prints the device; 1 when the configuration is wrong.
 pub fn run(args: &Args) -> ExitCode {
     match metaroce_config::load() {
-        Ok(config) if args.json => println!("{}", device_json(&config)),
-        Ok(config) => print!("{}", device_text(&config)),
+        Ok(config) if args.json => output::end(format!("{}\n", device_json(&config)), ExitCode::SUCCESS),
+        Ok(config) => output::end(device_text(&config), ExitCode::SUCCESS),
         Err(error) => {
-            eprintln!("metaroce: {error}");
-            return ExitCode::FAILURE;
+            output::tell(error);
+            ExitCode::FAILURE
         }
     }
-    ExitCode::SUCCESS
 }
 
 fn state(up: bool) -> &'static str {

@@ -8,6 +8,8 @@ use std::process::ExitCode;
 
 use serde_json::{Value, json};
 
+use crate::output;
+
 /// Options of `metaroce doctor`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -70,18 +72,13 @@ pub fn run(args: &Args) -> ExitCode {
         findings.extend(program::check(name));
     }
     findings.push(verbs::end_to_end());
-    if args.json {
-        println!("{}", Value::Array(findings.iter().map(finding_json).collect()));
+    let text = if args.json {
+        format!("{}\n", Value::Array(findings.iter().map(finding_json).collect()))
     } else {
-        for finding in &findings {
-            print!("{}", finding_text(finding));
-        }
-    }
-    if findings.iter().any(|finding| finding.level == Level::Wrong) {
-        ExitCode::FAILURE
-    } else {
-        ExitCode::SUCCESS
-    }
+        findings.iter().map(finding_text).collect()
+    };
+    let wrong = findings.iter().any(|finding| finding.level == Level::Wrong);
+    output::end(text, if wrong { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 fn finding_text(finding: &Finding) -> String {

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use metaroce_config::{DeviceConfig, GidEntry, Plane, active_mtu, gid_table};
 use serde_json::{Value, json};
 
+use crate::output;
 use crate::table::table;
 
 /// `metaroce link ...`
@@ -56,12 +57,9 @@ pub fn gids(args: &GidArgs) -> ExitCode {
 
 fn print(text: impl FnOnce(&DeviceConfig) -> String) -> ExitCode {
     match metaroce_config::load() {
-        Ok(config) => {
-            print!("{}", text(&config));
-            ExitCode::SUCCESS
-        }
+        Ok(config) => output::end(text(&config), ExitCode::SUCCESS),
         Err(error) => {
-            eprintln!("metaroce: {error}");
+            output::tell(error);
             ExitCode::FAILURE
         }
     }

@@ -11,6 +11,7 @@ mod elf;
 mod environment;
 mod libs;
 mod link;
+mod output;
 mod run;
 mod settings;
 mod show;
@@ -20,7 +21,6 @@ mod table;
 mod user;
 
 use std::ffi::OsString;
-use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -103,7 +103,7 @@ fn print_environment(options: &environment::DeviceOptions) -> ExitCode {
     let libraries = match libs::Libraries::locate(user::effective_uid()) {
         Ok(libraries) => libraries,
         Err(error) => {
-            eprintln!("metaroce: {error}");
+            output::tell(error);
             return ExitCode::FAILURE;
         }
     };
@@ -111,10 +111,7 @@ fn print_environment(options: &environment::DeviceOptions) -> ExitCode {
     for (name, value) in environment::variables(&libraries, options, |name| std::env::var_os(name)) {
         text.extend(environment::export_line(name, &value));
     }
-    match std::io::stdout().write_all(&text) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(_) => ExitCode::FAILURE,
-    }
+    output::end(text, ExitCode::SUCCESS)
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use metaroce_config::{Setting, settings};
 use serde_json::{Value, json};
 
-use crate::device_config;
+use crate::{device_config, output};
 
 /// Options of `metaroce config`.
 #[derive(Debug, clap::Args)]
@@ -17,31 +17,32 @@ pub struct Args {
 
 /// Prints the settings; 1 when the present configuration is wrong.
 pub fn run(args: &Args) -> ExitCode {
-    if args.json {
+    let text = if args.json {
         let all: Vec<Value> = settings().iter().map(setting_json).collect();
-        println!("{}", Value::Array(all));
+        format!("{}\n", Value::Array(all))
     } else {
-        println!(
-            "Set these in the environment, or their keys in {} (TOML).\n",
-            metaroce_config::DEFAULT_CONFIG_PATH
-        );
-        for setting in settings() {
-            print!("{}", setting_text(setting));
-        }
-        println!(
-            "METAROCE_LIBDIR\n    Where the metaroce command looks for its libraries instead of beside itself."
-        );
-    }
+        all_text()
+    };
     for name in device_config::misspelt() {
-        eprintln!("metaroce: warning: {name} is no setting");
+        output::tell(format_args!("warning: {name} is no setting"));
     }
-    match metaroce_config::load() {
+    let usual = match metaroce_config::load() {
         Ok(_) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("metaroce: {error}");
+            output::tell(error);
             ExitCode::FAILURE
         }
-    }
+    };
+    output::end(text, usual)
+}
+
+fn all_text() -> String {
+    let mut text = format!(
+        "Set these in the environment, or their keys in {} (TOML).\n\n",
+        metaroce_config::DEFAULT_CONFIG_PATH
+    );
+    settings().iter().for_each(|setting| text += &setting_text(setting));
+    text + "METAROCE_LIBDIR\n    Where the metaroce command looks for its libraries instead of beside itself.\n"
 }
 
 fn present(setting: &Setting) -> Option<String> {

@@ -2,13 +2,14 @@
 //! sockets.
 
 use std::collections::HashMap;
-use std::io::{IsTerminal, Write as _};
+use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use crate::control::{self, Process};
+use crate::output;
 
 mod text;
 
@@ -57,7 +58,7 @@ pub fn run(args: &Args) -> ExitCode {
         let mut processes = match control::processes(args.pid) {
             Ok(processes) => processes,
             Err(error) => {
-                eprintln!("metaroce: cannot look for processes: {error}");
+                output::tell(format_args!("cannot look for processes: {error}"));
                 return ExitCode::FAILURE;
             }
         };
@@ -68,19 +69,19 @@ pub fn run(args: &Args) -> ExitCode {
         let (shown, errors) = look(args.what, &mut processes, &mut before);
         let text =
             if args.json { format!("{}\n", Value::Array(shown)) } else { text::all(args.what, &shown) };
-        let mut out = std::io::stdout().lock();
-        let clear = if args.watch.is_some() && out.is_terminal() { "\x1b[H\x1b[2J" } else { "" };
-        if write!(out, "{clear}{text}").and_then(|()| out.flush()).is_err() {
-            return ExitCode::FAILURE;
+        let good = errors.is_empty() && !processes.is_empty();
+        let usual = if good { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+        let clear =
+            if args.watch.is_some() && std::io::stdout().is_terminal() { "\x1b[H\x1b[2J" } else { "" };
+        if let Err(code) = output::print(format!("{clear}{text}"), usual) {
+            return code;
         }
-        drop(out);
-        errors.iter().for_each(|error| eprintln!("metaroce: {error}"));
+        errors.iter().for_each(|error| output::tell(error));
         if processes.is_empty() {
-            eprintln!("metaroce: no process of yours in this network namespace has metaroce0 open");
+            output::tell("no process of yours in this network namespace has metaroce0 open");
         }
         let Some(seconds) = args.watch else {
-            let good = errors.is_empty() && !processes.is_empty();
-            return if good { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+            return usual;
         };
         std::thread::sleep(Duration::from_secs(seconds));
     }

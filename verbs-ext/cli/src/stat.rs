@@ -1,13 +1,14 @@
 //! `metaroce stat`: what went through `metaroce0`, per process and path. Its exit code proves it to scripts.
 
 use std::fmt::Write as _;
-use std::io::{IsTerminal, Write as _};
+use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use metaroce_stat::{DeviceCounter as D, PathCounter as P, PathRecord, Record, StatFile};
 use serde_json::{Map, Value, json};
 
+use crate::output;
 use crate::table::scaled;
 
 /// Options of `metaroce stat`.
@@ -36,23 +37,23 @@ pub fn run(args: &Args) -> ExitCode {
         let records = match select(args) {
             Ok(records) => records,
             Err(error) => {
-                eprintln!("metaroce: cannot read the statistics: {error}");
+                output::tell(format_args!("cannot read the statistics: {error}"));
                 return ExitCode::FAILURE;
             }
         };
         let moved = records.iter().any(|(_, record)| moved(record));
         let text = if args.json { json_text(&records) } else { table(&records) };
-        let mut out = std::io::stdout().lock();
-        let clear = if args.watch.is_some() && out.is_terminal() { "\x1b[H\x1b[2J" } else { "" };
-        if write!(out, "{clear}{text}").and_then(|()| out.flush()).is_err() {
-            return ExitCode::FAILURE;
+        let usual = if moved { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+        let clear =
+            if args.watch.is_some() && std::io::stdout().is_terminal() { "\x1b[H\x1b[2J" } else { "" };
+        if let Err(code) = output::print(format!("{clear}{text}"), usual) {
+            return code;
         }
-        drop(out);
         let Some(seconds) = args.watch else {
             if !moved {
-                eprintln!("metaroce: nothing went through metaroce0");
+                output::tell("nothing went through metaroce0");
             }
-            return if moved { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+            return usual;
         };
         std::thread::sleep(Duration::from_secs(seconds));
     }

@@ -156,3 +156,28 @@ fn stat__of_a_process_that_never_was_is_a_failure() {
     assert_eq!((out.status.code(), text(&out.stdout).as_str()), (Some(1), "[]\n"));
     assert!(text(&out.stderr).contains("nothing went through metaroce0"));
 }
+
+#[test]
+fn output__that_cannot_be_written_is_no_panic() {
+    let install = Install::new("output", "lib");
+    for subcommand in [
+        ["config", "--json"],
+        ["devices", "--json"],
+        ["link", "--json"],
+        ["gids", "--json"],
+        ["env", "--planes=lo"],
+    ] {
+        let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let out = install.metaroce(&subcommand).stdout(full).output().unwrap();
+        assert_eq!(out.status.code(), Some(1), "{subcommand:?}");
+        let said = text(&out.stderr);
+        assert!(said.starts_with("metaroce: cannot write to standard output"), "{subcommand:?}: {said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+        // The reader is gone before the first byte.
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let out = install.metaroce(&subcommand).stdout(writer).output().unwrap();
+        assert_eq!(out.status.code(), Some(0), "{subcommand:?}: {}", text(&out.stderr));
+        assert_eq!(text(&out.stderr), "", "{subcommand:?}");
+    }
+}
