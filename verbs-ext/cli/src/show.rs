@@ -76,7 +76,7 @@ pub fn run(args: &Args) -> ExitCode {
         if let Err(code) = output::print(format!("{clear}{text}"), usual) {
             return code;
         }
-        errors.iter().for_each(|error| output::tell(error));
+        errors.iter().for_each(output::tell);
         if processes.is_empty() {
             output::tell("no process of yours in this network namespace has metaroce0 open");
         }
