@@ -29,6 +29,7 @@ impl Ah {
     /// EINVAL when the address vector is not one of RoCE, see [`PdShared::may_omit_route`].
     pub(crate) fn create(pd: &Pd, attr: &ibv_ah_attr) -> Result<Box<Self>> {
         let pd = Arc::clone(&pd.shared);
+        pd.context.alive()?;
         let remote = match pd.context.net.gid_address(0) {
             Some(own) if attr.is_global == 0 && attr.port_num == PORT && pd.may_omit_route() => own,
             _ => Addresses::resolve(&pd.context.net, attr)?.remote,

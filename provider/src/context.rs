@@ -97,9 +97,16 @@ impl Context {
         }
     }
 
+    /// EIO in the child of a fork: to be asked before any lock is taken, which a thread that is not there may hold.
+    pub(crate) fn alive(&self) -> Result<()> {
+        if self.device.is_dead() { Err(libc::EIO) } else { Ok(()) }
+    }
+
     /// The application has closed the device.
     pub(crate) fn close(&self) {
-        self.open.close(&self.device);
+        if self.alive().is_ok() {
+            self.open.close(&self.device);
+        }
         self.net.end();
     }
 

@@ -136,7 +136,7 @@ impl Cq {
 
     /// The application has read a completion event.
     pub(crate) fn event_read(&self) {
-        if let Some(source) = &self.completions {
+        if let Some(source) = self.completions.as_ref().filter(|_| self.context.alive().is_ok()) {
             source.after_read();
         }
     }

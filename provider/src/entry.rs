@@ -309,7 +309,11 @@ unsafe extern "C" fn modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask
 
 unsafe extern "C" fn query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
     // SAFETY: module comment.
-    verb("ibv_query_srq", || unsafe { put(attr, object::<Srq>(srq)?.query()) })
+    verb("ibv_query_srq", || unsafe {
+        let srq = object::<Srq>(srq)?;
+        srq.alive()?;
+        put(attr, srq.query())
+    })
 }
 
 unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
@@ -403,7 +407,9 @@ unsafe extern "C" fn query_qp(
 ) -> c_int {
     // SAFETY: module comment.
     verb("ibv_query_qp", || unsafe {
-        let (attributes, made_of) = object::<Qp>(qp)?.query();
+        let qp = object::<Qp>(qp)?;
+        qp.alive()?;
+        let (attributes, made_of) = qp.query();
         put(attr, attributes)?;
         put(init, made_of)
     })

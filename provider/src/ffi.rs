@@ -206,7 +206,7 @@ pub(crate) unsafe fn put<T>(to: *mut T, value: T) -> Result<()> {
     Ok(())
 }
 
-/// The context behind a pointer from C.
+/// The context behind a pointer from C. EIO in the child of a fork.
 ///
 /// # Safety
 /// `raw` is NULL (gives EINVAL) or lies in the memory of an open context of ours.
@@ -218,6 +218,7 @@ pub(crate) unsafe fn context<'a>(raw: *mut ibv_context) -> Result<&'a Arc<Contex
     unsafe {
         let state =
             (*dl::verbs_context_of(raw).cast::<ContextMemory>()).state.as_ref().ok_or(libc::EINVAL)?;
+        state.alive()?;
         state.adopt_events((*raw).async_fd);
         Ok(state)
     }

@@ -23,6 +23,7 @@ use crate::pd::Pd;
 use crate::qp::{Qp, QpCreate};
 use crate::{poll, post};
 
+mod endings;
 mod errors;
 mod events;
 mod groups;

@@ -7,6 +7,7 @@ use parking_lot::Mutex;
 use rdma_core_sys::private::*;
 use rdma_core_sys::{ibv_context, ibv_mr, ibv_pd};
 
+use crate::context::Context;
 use crate::dm;
 use crate::exports::Exports;
 use crate::ffi::{CPart, Object, Result, next_handle};
@@ -29,6 +30,8 @@ const MANDATORY: u32 = access::LOCAL_WRITE
 pub(crate) struct Mr {
     c: CPart<verbs_mr>,
     key: u32,
+    /// That of its PD, whichever it is moved to.
+    context: Arc<Context>,
     region: Mutex<Region>,
     _exported: Arc<Exported>,
     /// The device memory it lies in.
@@ -111,7 +114,8 @@ impl Mr {
             mr.mr_type = IBV_MR_TYPE_IMPORTED_MR;
         });
         let region = Mutex::new(Region { pd: Arc::clone(&pd.shared), flags: 0 });
-        Ok(Box::new(Self { c, key, region, _exported: exported, _memory: None }))
+        let context = Arc::clone(&pd.shared.context);
+        Ok(Box::new(Self { c, key, context, region, _exported: exported, _memory: None }))
     }
 
     fn made(
@@ -130,8 +134,9 @@ impl Mr {
             (mr.mr_type, mr.access) = (IBV_MR_TYPE_MR, flags as i32);
             fill(mr);
         });
+        let context = Arc::clone(&pd.context);
         let region = Mutex::new(Region { pd, flags });
-        Box::new(Self { c, key, region, _exported: exported, _memory: memory })
+        Box::new(Self { c, key, context, region, _exported: exported, _memory: memory })
     }
 
     /// Changes PD, memory or access flags; the keys stay. On failure the MR stays as it was.
@@ -141,6 +146,7 @@ impl Mr {
         range: Option<(u64, u64)>,
         flags: Option<u32>,
     ) -> Result<()> {
+        self.context.alive()?;
         let mut region = self.region.lock();
         let new_flags = flags.unwrap_or(region.flags);
         check_access(new_flags)?;
@@ -165,9 +171,8 @@ impl Mr {
 
     /// Kills the key; afterwards no byte passes and the object may be dropped. EBUSY while a window is bound to it.
     pub(crate) fn deregister(&self) -> Result<()> {
-        let context = &self.region.lock().pd.context;
-        context.device.deregister_mr(self.key)?;
-        context.open.mr_gone(self.key);
+        self.context.device.deregister_mr(self.key)?;
+        self.context.open.mr_gone(self.key);
         Ok(())
     }
 }

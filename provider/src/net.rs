@@ -82,7 +82,8 @@ impl Watched {
 
     /// Ends watching.
     pub(crate) fn end(&self) {
-        let Some(watcher) = self.watcher.lock().take() else { return };
+        // In the child of a fork a thread that is not there may have the lock; here nobody else is to end it.
+        let Some(watcher) = self.watcher.try_lock().and_then(|mut watcher| watcher.take()) else { return };
         if watcher.process == std::process::id() {
             watcher.announcements.stop();
             // A panic in it was reported when it happened.

@@ -44,6 +44,12 @@ impl OpenObjects {
         self.0.lock().windows.remove(&key);
     }
 
+    /// Holds the lock, as a thread does that is about to do something.
+    #[cfg(test)]
+    pub(crate) fn hold(&self) -> impl Drop + '_ {
+        self.0.lock()
+    }
+
     /// Ends all that is left, as the kernel does with a closed device: nothing is sent or received for it, and no
     /// byte passes into memory the application may have given up.
     pub(crate) fn close(&self, device: &engine::Device) {

@@ -143,6 +143,7 @@ impl Qp {
 
     /// Changes attributes and state. On any error nothing has changed.
     pub(crate) fn modify(&self, attr: &ibv_qp_attr, mask: u32) -> Result<()> {
+        self.pd.context.alive()?;
         // Held over the engine's call: two threads' changes must not be recorded in another order than made.
         let mut recorded = self.attributes.lock();
         let mask = attr::relevant(self.qp_type, mask);
@@ -224,6 +225,11 @@ impl Qp {
         (attr, init)
     }
 
+    /// EIO in the child of a fork.
+    pub(crate) fn alive(&self) -> Result<()> {
+        self.pd.context.alive()
+    }
+
     /// It has the requests that bind and invalidate windows.
     pub(crate) fn has_windows(&self) -> bool {
         matches!(self.qp_type, IBV_QPT_RC | IBV_QPT_UC | IBV_QPT_XRC_SEND)
@@ -236,6 +242,7 @@ impl Qp {
         attr: &ibv_qp_open_attr,
         context: *mut ibv_context,
     ) -> Result<Box<Self>> {
+        pd.context.alive()?;
         let engine = xrcd.domain.responder(attr.qp_num)?;
         let notify = Arc::new(Notifier::new(&pd.context));
         let c = CPart::new(|c: &mut verbs_qp| {
@@ -266,6 +273,7 @@ impl Qp {
     /// Ends the QP; waits for the acknowledgement of delivered events. Then the object may be dropped. An XRC responder
     /// ends with its last handle. EBUSY while it is attached to a multicast group.
     pub(crate) fn destroy(&self) -> Result<()> {
+        self.pd.context.alive()?;
         if self.qp_type == IBV_QPT_UD && self.engine.is_attached() {
             return Err(libc::EBUSY);
         }

@@ -24,7 +24,7 @@ pub(crate) struct Srq {
     max_sge: u32,
     max_wr: Mutex<u32>,
     events: Arc<Source<16>>,
-    _pd: Arc<PdShared>,
+    pd: Arc<PdShared>,
     xrcd: Option<Arc<Domain>>,
     tags: bool,
 }
@@ -76,7 +76,7 @@ impl Srq {
             srq.srq_num = engine.id();
         });
         let (max_wr, tags) = (Mutex::new(attr.max_wr), srq_type == IBV_SRQT_TM);
-        let srq = Box::new(Self { c, engine, max_sge, max_wr, events, _pd: pd, xrcd, tags });
+        let srq = Box::new(Self { c, engine, max_sge, max_wr, events, pd, xrcd, tags });
         srq.events.set_element(srq.c.as_ptr());
         Ok(srq)
     }
@@ -91,6 +91,11 @@ impl Srq {
     /// Its number for XRC messages; EINVAL for an SRQ that is in no domain.
     pub(crate) fn number(&self) -> Result<u32> {
         if self.xrcd.is_some() { Ok(self.engine.id()) } else { Err(libc::EINVAL) }
+    }
+
+    /// EIO in the child of a fork.
+    pub(crate) fn alive(&self) -> Result<()> {
+        self.pd.context.alive()
     }
 
     /// It matches tags, which only reliable connections do.
@@ -109,6 +114,7 @@ impl Srq {
         if mask & !(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) != 0 {
             return Err(libc::EINVAL);
         }
+        self.alive()?;
         let mut max_wr = self.max_wr.lock();
         let depth = (mask & IBV_SRQ_MAX_WR != 0).then_some(attr.max_wr);
         let limit = (mask & IBV_SRQ_LIMIT != 0).then_some(attr.srq_limit);

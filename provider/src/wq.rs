@@ -30,7 +30,7 @@ pub(crate) struct Wq {
     c: CPart<ibv_wq>,
     pub(crate) engine: Arc<engine::Srq>,
     state: Mutex<ibv_wq_state>,
-    _pd: Arc<PdShared>,
+    pd: Arc<PdShared>,
 }
 
 // SAFETY: repr(C), the C part is first and is an ibv_wq.
@@ -77,7 +77,7 @@ impl Wq {
             (wq.state, wq.wq_type) = (IBV_WQS_RESET, IBV_WQT_RQ);
             fill(wq);
         });
-        Ok(Box::new(Self { c, engine, state: Mutex::new(IBV_WQS_RESET), _pd: pd }))
+        Ok(Box::new(Self { c, engine, state: Mutex::new(IBV_WQS_RESET), pd }))
     }
 
     /// Changes the state: from RESET to RDY, from any to ERR (what is posted is flushed) or RESET. EINVAL for others.
@@ -86,6 +86,7 @@ impl Wq {
         if attr.attr_mask & !KNOWN != 0 {
             return Err(libc::EOPNOTSUPP);
         }
+        self.pd.context.alive()?;
         let mut state = self.state.lock();
         let assumed = attr.attr_mask & IBV_WQ_ATTR_CURR_STATE == 0 || attr.curr_wq_state == *state;
         let to = if attr.attr_mask & IBV_WQ_ATTR_STATE != 0 { attr.wq_state } else { *state };

@@ -258,7 +258,7 @@ unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
     // then outlive this call. Taking the lock comes first, so the builder is ours.
     unsafe {
         if let Ok(qp) = object::<Qp>(qp.cast()) {
-            let post = std::mem::transmute::<SendPost<'_>, SendPost<'static>>(qp.engine.send());
+            let post = std::mem::transmute::<SendPost<'_>, SendPost<'static>>(qp.engine.send_batch());
             let needs_address = matches!(qp.qp_type, IBV_QPT_UD | IBV_QPT_XRC_SEND);
             qp.builder.with(|builder| builder.begin(post, needs_address));
         }

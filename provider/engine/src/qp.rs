@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, Ordering};
 
 use metaroce_proto::steer::Rss;
 use metaroce_proto::{
@@ -77,6 +77,8 @@ pub(crate) struct QpShared {
     /// The core's state as far as posting cares: follows modify, and the core's own step into ERR.
     state: AtomicU8,
     send: Mutex<Stage<SendBatch>>,
+    /// The thread that holds the send stage's lock between its own calls; 0 when none does.
+    batch_of: AtomicI32,
     recv: Mutex<Stage<RecvBatch>>,
 }
 
@@ -118,6 +120,34 @@ impl QpShared {
     }
 }
 
+impl QpShared {
+    /// Runs `f` on the send stage. A batch that the calling thread, or one that has ended, left open keeps the lock:
+    /// waiting for it would never end.
+    fn with_sends<R>(&self, f: impl FnOnce(&mut Stage<SendBatch>) -> R) -> R {
+        let owner = self.batch_of.load(Ordering::Relaxed);
+        if owner != 0 && (owner == thread_id() || !thread_exists(owner)) {
+            // SAFETY: the lock is held by the batch of `owner`, so nobody else is at the stage; `owner` itself is not:
+            // it is here, outside of the batch's calls, or gone.
+            return f(unsafe { &mut *self.send.data_ptr() });
+        }
+        f(&mut self.send.lock())
+    }
+}
+
+/// The kernel's number of the calling thread, remembered.
+fn thread_id() -> i32 {
+    thread_local! {
+        // SAFETY: gettid has no conditions.
+        static ID: i32 = unsafe { libc::gettid() };
+    }
+    ID.try_with(|id| *id).unwrap_or(0)
+}
+
+fn thread_exists(id: i32) -> bool {
+    // SAFETY: signal 0 is sent to nobody.
+    unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), id, 0) == 0 }
+}
+
 impl Qp {
     pub(crate) fn create(
         device: &Arc<Device>,
@@ -153,6 +183,7 @@ impl Qp {
                 state: AtomicU8::new(QpState::Reset as u8),
                 // The counters of the index go on from its former life.
                 send: Mutex::new(Stage { posted: engine.depths.sends_released(qpn), ..Stage::default() }),
+                batch_of: AtomicI32::new(0),
                 recv: Mutex::new(Stage { posted: engine.depths.recvs_released(qpn), ..Stage::default() }),
             });
             core.out.add_qp(shared.clone());
@@ -278,9 +309,10 @@ impl Qp {
         if self.srq.is_some() {
             depths.release_recv(qpn, recv_slots);
         }
-        let mut send = self.shared.send.lock();
-        clear_sends(&mut send.batch);
-        send.posted = depths.sends_released(qpn);
+        self.shared.with_sends(|send| {
+            clear_sends(&mut send.batch);
+            send.posted = depths.sends_released(qpn);
+        });
         let mut recv = self.shared.recv.lock();
         recv.batch.wqes.clear();
         recv.batch.sges.clear();
@@ -292,8 +324,19 @@ impl Qp {
     pub fn send(&self) -> SendPost<'_> {
         // In the child of a fork the lock may belong to a thread that is not there.
         let stage = (!self.device.engine().is_dead()).then(|| self.shared.send.lock());
-        let mark = stage.as_ref().map_or(Mark::default(), |s| Mark::of(&s.batch, s.posted));
-        SendPost { qp: self, stage, mark }
+        let mark = stage.as_ref().map_or(Mark::default(), |s| Mark::of(&s.batch));
+        SendPost { qp: self, stage, mark, batch: false }
+    }
+
+    /// As [`Qp::send`], to be held over several calls of the application. The QP can be reset and destroyed meanwhile
+    /// by the calling thread; what was pushed is taken back then.
+    pub fn send_batch(&self) -> SendPost<'_> {
+        let mut post = self.send();
+        if post.stage.is_some() {
+            self.shared.batch_of.store(thread_id(), Ordering::Relaxed);
+            post.batch = true;
+        }
+        post
     }
 
     /// Posts one receive. ENOMEM when the queue is full, EINVAL with too many SGEs, in RESET or on an SRQ.
@@ -321,6 +364,8 @@ pub struct SendPost<'a> {
     /// `None` in the child of a fork.
     stage: Option<MutexGuard<'a, Stage<SendBatch>>>,
     mark: Mark,
+    /// `batch_of` says whose it is.
+    batch: bool,
 }
 
 /// Where the batch stood when posting began.
@@ -329,12 +374,11 @@ struct Mark {
     wqes: usize,
     sges: usize,
     inline: usize,
-    posted: u32,
 }
 
 impl Mark {
-    fn of(batch: &SendBatch, posted: u32) -> Mark {
-        Mark { wqes: batch.wqes.len(), sges: batch.sges.len(), inline: batch.inline.len(), posted }
+    fn of(batch: &SendBatch) -> Mark {
+        Mark { wqes: batch.wqes.len(), sges: batch.sges.len(), inline: batch.inline.len() }
     }
 }
 
@@ -386,10 +430,12 @@ impl SendPost<'_> {
     pub fn discard(mut self) {
         let mark = self.mark;
         if let Some(stage) = &mut self.stage {
+            // Less may be there than was pushed, if the QP was reset meanwhile.
+            let taken_back = stage.batch.wqes.len().saturating_sub(mark.wqes);
+            stage.posted = stage.posted.wrapping_sub(taken_back as u32);
             stage.batch.wqes.truncate(mark.wqes);
             stage.batch.sges.truncate(mark.sges);
             stage.batch.inline.truncate(mark.inline);
-            stage.posted = mark.posted;
         }
     }
 
@@ -411,6 +457,10 @@ impl SendPost<'_> {
 impl Drop for SendPost<'_> {
     fn drop(&mut self) {
         let Some(stage) = self.stage.take() else { return };
+        if self.batch {
+            // Before the lock is given back: the next batch is another's.
+            self.qp.shared.batch_of.store(0, Ordering::Relaxed);
+        }
         // Also when nothing was pushed: a step that found the stage locked left others' work behind.
         let Some(last) = stage.batch.wqes.last() else { return };
         let engine = self.qp.device.engine();
