@@ -16,7 +16,7 @@ pub fn print(text: impl AsRef<[u8]>, usual: ExitCode) -> Result<(), ExitCode> {
     })
 }
 
-/// [`print`] as the last thing a command does.
+/// [`print()`] as the last thing a command does.
 pub fn end(text: impl AsRef<[u8]>, usual: ExitCode) -> ExitCode {
     print(text, usual).map_or_else(|code| code, |()| usual)
 }
