@@ -251,6 +251,15 @@ fn overflow_raises_cq_err_and_ends_the_qps_on_it() {
     [&small, &other].iter().for_each(|cq| cq.get().destroy().expect("destroy CQ"));
 }
 
+/// Raises its flag when it goes, a panic included.
+struct Raised<'a>(&'a AtomicBool);
+
+impl Drop for Raised<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
 #[test]
 fn resizing_under_load_loses_and_doubles_nothing() {
     const COUNT: u64 = 5_000;
@@ -282,6 +291,8 @@ fn resizing_under_load_loses_and_doubles_nothing() {
                 std::thread::yield_now();
             }
         });
+        // Set whatever happens: the resizing thread would otherwise outlive a failure for ever.
+        let _end = Raised(done);
         let mut next = 0;
         let begin = Instant::now();
         while next < COUNT {
@@ -291,7 +302,6 @@ fn resizing_under_load_loses_and_doubles_nothing() {
                 next += 1;
             }
         }
-        done.store(true, Ordering::Release);
     });
     // Below the number pending.
     let write = at(request(7, IBV_WR_RDMA_WRITE), world.address(FAR), world.key());

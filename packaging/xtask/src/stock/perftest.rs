@@ -52,7 +52,8 @@ const OPTIONS: [(&str, &[&str], Needs); 11] = [
     ("events", &["-e"], Needs::Events),
     ("events, all sizes", &["-e", "-a"], Needs::EventsAndSizes),
     ("XRC", &["-c", "XRC"], Needs::Nothing),
-    ("on-demand paging", &["--odp"], Needs::Nothing),
+    // perftest refuses it for atomics.
+    ("on-demand paging", &["--odp"], Needs::Sizes),
     ("old post send", &["--use_old_post_send"], Needs::Nothing),
 ];
 
