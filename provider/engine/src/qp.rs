@@ -124,15 +124,23 @@ impl QpShared {
     /// Runs `f` on the send stage. A batch that the calling thread, or one that has ended, left open keeps the lock:
     /// waiting for it would never end.
     fn with_sends<R>(&self, f: impl FnOnce(&mut Stage<SendBatch>) -> R) -> R {
-        let owner = self.batch_of.load(Ordering::Relaxed);
-        if owner != 0 && (owner == thread_id() || !thread_exists(owner)) {
-            // SAFETY: the lock is held by the batch of `owner`, so nobody else is at the stage; `owner` itself is not:
-            // it is here, outside of the batch's calls, or gone.
-            return f(unsafe { &mut *self.send.data_ptr() });
+        loop {
+            let owner = self.batch_of.load(Ordering::Relaxed);
+            if owner != 0 && (owner == thread_id() || !thread_exists(owner)) {
+                // SAFETY: the lock is held by the batch of `owner`, so nobody else is at the stage; `owner` itself is
+                // not: it is here, outside of the batch's calls, or gone.
+                return f(unsafe { &mut *self.send.data_ptr() });
+            }
+            // A thread that ends is there for a moment after it was joined: its end is looked for again.
+            if let Some(mut stage) = self.send.try_lock_for(OWNER_ENDS_WITHIN) {
+                return f(&mut stage);
+            }
         }
-        f(&mut self.send.lock())
     }
 }
+
+/// How long a stage is waited for before its owner is looked at again.
+const OWNER_ENDS_WITHIN: std::time::Duration = std::time::Duration::from_millis(5);
 
 /// The kernel's number of the calling thread, remembered.
 fn thread_id() -> i32 {
