@@ -211,17 +211,26 @@ pub(crate) unsafe fn put<T>(to: *mut T, value: T) -> Result<()> {
 /// # Safety
 /// `raw` is NULL (gives EINVAL) or lies in the memory of an open context of ours.
 pub(crate) unsafe fn context<'a>(raw: *mut ibv_context) -> Result<&'a Arc<Context>> {
-    if raw.is_null() {
-        return Err(libc::EINVAL);
-    }
-    // SAFETY: upheld by the caller: our alloc_context put a ContextMemory around it.
+    // SAFETY: upheld by the caller.
     unsafe {
-        let state =
-            (*dl::verbs_context_of(raw).cast::<ContextMemory>()).state.as_ref().ok_or(libc::EINVAL)?;
+        let state = inherited_context(raw)?;
         state.alive()?;
         state.adopt_events((*raw).async_fd);
         Ok(state)
     }
+}
+
+/// The context behind a pointer from C, in the child of a fork as well: for what needs no device but memory of the
+/// process.
+///
+/// # Safety
+/// As for [`context`].
+pub(crate) unsafe fn inherited_context<'a>(raw: *mut ibv_context) -> Result<&'a Arc<Context>> {
+    if raw.is_null() {
+        return Err(libc::EINVAL);
+    }
+    // SAFETY: upheld by the caller: our alloc_context put a ContextMemory around it.
+    unsafe { (*dl::verbs_context_of(raw).cast::<ContextMemory>()).state.as_ref().ok_or(libc::EINVAL) }
 }
 
 /// A number for `handle` members, unique in the process whatever the kind of object. They begin at random, so that a

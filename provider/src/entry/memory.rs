@@ -8,7 +8,7 @@ use rdma_core_sys::*;
 
 use crate::chain::sge_list;
 use crate::dm::Dm;
-use crate::ffi::{context, object, publish, reclaim, set_errno, verb, verb_ptr};
+use crate::ffi::{context, inherited_context, object, publish, reclaim, set_errno, verb, verb_ptr};
 use crate::mr::Mr;
 use crate::mw::Mw;
 use crate::pd::Pd;
@@ -116,7 +116,7 @@ pub(super) unsafe extern "C" fn alloc_dm(ctx: *mut ibv_context, attr: *mut ibv_a
     // SAFETY: module comment of `entry.rs`.
     verb_ptr("ibv_alloc_dm", || unsafe {
         let attr = attr.as_ref().ok_or(libc::EINVAL)?;
-        let _ = context(ctx)?;
+        let _ = inherited_context(ctx)?;
         Ok(publish(Dm::alloc(ctx, attr)?))
     })
 }
