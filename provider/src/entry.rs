@@ -17,7 +17,8 @@ use crate::ah::Ah;
 use crate::chain::{RecvChain, SendChain};
 use crate::cq::{Cq, CqCreate};
 use crate::ffi::{
-    Result, attributes, context, object, publish, put, reclaim, set_errno, verb, verb_ptr, zeroed,
+    Result, attributes, context, inherited_context, object, publish, put, reclaim, set_errno, verb, verb_ptr,
+    zeroed,
 };
 use crate::pd::Pd;
 use crate::qp::{Qp, QpCreate};
@@ -118,7 +119,7 @@ unsafe extern "C" fn query_device_ex(
         if input.as_ref().is_some_and(|input| input.comp_mask != 0) || attr.is_null() {
             return Err(libc::EINVAL);
         }
-        let answer = device::query(context(ctx)?);
+        let answer = device::query(inherited_context(ctx)?);
         let known = size.min(size_of::<ibv_device_attr_ex>());
         attr.cast::<u8>().write_bytes(0, size);
         attr.cast::<u8>().copy_from_nonoverlapping((&raw const answer).cast(), known);
