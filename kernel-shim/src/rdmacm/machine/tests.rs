@@ -42,6 +42,18 @@ impl World {
         }
     }
 
+    /// A world that loses a fifth of all packets, and the request of id 7 of host 0 that waits for its answer on host 1.
+    fn with_request(seed: u64) -> (World, Key) {
+        let mut world = World::new(seed, 20);
+        world.machines[1].listen(LISTENER, 0x106, PORT, 8);
+        world.connect(7, false);
+        while world.requests.is_empty() {
+            world.run_for(1);
+        }
+        let passive = world.requests[0];
+        (world, passive)
+    }
+
     fn chance(&mut self, below: u64) -> u64 {
         self.random =
             self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -210,13 +222,7 @@ fn nobody_listening__is_rejected_and_silence_is_unreachable() {
 #[test]
 fn reject__carries_reason_and_data_although_the_id_is_destroyed_at_once() {
     for seed in 0..50 {
-        let mut world = World::new(seed, 20);
-        world.machines[1].listen(LISTENER, 0x106, PORT, 8);
-        world.connect(7, false);
-        while world.requests.is_empty() {
-            world.run_for(1);
-        }
-        let passive = world.requests[0];
+        let (mut world, passive) = World::with_request(seed);
         world.machines[1].reject(world.now, passive, 28, &[9; 148]).unwrap();
         world.machines[1].destroy(world.now, passive);
         world.collect();
@@ -230,13 +236,7 @@ fn reject__carries_reason_and_data_although_the_id_is_destroyed_at_once() {
 fn farewell__tells_every_peer_what_it_waits_for() {
     let mut told = 0;
     for seed in 0..100 {
-        let mut world = World::new(seed, 20);
-        world.machines[1].listen(LISTENER, 0x106, PORT, 8);
-        world.connect(7, false);
-        while world.requests.is_empty() {
-            world.run_for(1);
-        }
-        let passive = world.requests[0];
+        let (mut world, passive) = World::with_request(seed);
         world.machines[1].reject(world.now, passive, 28, b"no").unwrap();
         world.machines[1].farewell();
         world.collect();

@@ -42,13 +42,19 @@ fn memory(end: &End) -> Outcome<Mr> {
     Ok(Mr::whole(&end.pd, &Buffer::new(WRITE)?, access)?)
 }
 
+/// An end connected to the peer, memory of ours, and address and key of the peer's.
+fn connected(session: &mut Session, setup: &Setup) -> Outcome<(End, Mr, (u64, u32))> {
+    let mut end = End::new(session, setup)?;
+    let memory = memory(&end)?;
+    let remote = session.swap(&(memory.address(), memory.rkey()))?;
+    end.connect(session)?;
+    Ok((end, memory, remote))
+}
+
 /// A connection that worked, then the peer dies, then we post.
 fn killed_idle(session: &mut Session) -> Outcome {
     let (attr, setup) = setup();
-    let mut end = End::new(session, &setup)?;
-    let memory = memory(&end)?;
-    let remote: (u64, u32) = session.swap(&(memory.address(), memory.rkey()))?;
-    end.connect(session)?;
+    let (end, memory, remote) = connected(session, &setup)?;
     if session.is_a() {
         let write = SendWr::new(9, Opcode::Write).sges([memory.sge(0, 64)]).remote(remote.0, remote.1);
         end.qps[0].post_send(&[write])?;
@@ -65,10 +71,7 @@ fn killed_idle(session: &mut Session) -> Outcome {
 /// the device's port taken.
 fn killed_after_fork(session: &mut Session) -> Outcome {
     let (attr, setup) = setup();
-    let mut end = End::new(session, &setup)?;
-    let memory = memory(&end)?;
-    let remote: (u64, u32) = session.swap(&(memory.address(), memory.rkey()))?;
-    end.connect(session)?;
+    let (end, memory, remote) = connected(session, &setup)?;
     if !session.is_a() {
         let _: String = session.hear()?;
         crate::process::fork_sleeper()?;
@@ -91,10 +94,7 @@ fn killed_after_fork(session: &mut Session) -> Outcome {
 /// The peer dies while the send queue is full of requests.
 fn killed_in_traffic(session: &mut Session, opcode: Opcode) -> Outcome {
     let (attr, setup) = setup();
-    let mut end = End::new(session, &setup)?;
-    let memory = memory(&end)?;
-    let remote: (u64, u32) = session.swap(&(memory.address(), memory.rkey()))?;
-    end.connect(session)?;
+    let (end, memory, remote) = connected(session, &setup)?;
     if !session.is_a() {
         let _: String = session.hear()?;
         crate::process::kill_self()
@@ -154,10 +154,7 @@ fn killed_many(session: &mut Session) -> Outcome {
     const QPS: usize = 64;
     const EACH: u64 = 4;
     let (attr, setup) = setup();
-    let mut end = End::new(session, &Setup { qps: QPS, ..setup })?;
-    let memory = memory(&end)?;
-    let remote: (u64, u32) = session.swap(&(memory.address(), memory.rkey()))?;
-    end.connect(session)?;
+    let (end, memory, remote) = connected(session, &Setup { qps: QPS, ..setup })?;
     if !session.is_a() {
         let _: String = session.hear()?;
         crate::process::kill_self()
