@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::pair::{Circumstances, Pair, program};
-use super::perftest::result_rows;
+use super::perftest;
 use crate::exec;
 use crate::packages::is_root;
 use crate::report::{Outcome, Trouble};
@@ -70,9 +70,8 @@ fn write_bandwidth(workspace: &Workspace, sizes: &[&str], circumstances: Circums
     let fixed = ["-d", "metaroce0", "-x", "0", "-F"];
     let arguments = fixed.iter().chain(sizes).map(|word| word.to_string()).collect();
     let ended = Pair { program: "ib_write_bw", arguments, circumstances, timeout: TIMEOUT }.run(workspace)?;
-    let row = result_rows(&ended.client.output).pop();
-    let row = row.ok_or_else(|| Trouble::Fail(ended.text("no line of results")))?;
-    Ok(format!("{} MiB/s", row.get(3).map_or("?", String::as_str)))
+    let figure = perftest::figure("ib_write_bw", &ended.client.output);
+    figure.ok_or_else(|| Trouble::Fail(ended.text("no line of results")))
 }
 
 /// The command and its libraries where every user may read them; removed when dropped.

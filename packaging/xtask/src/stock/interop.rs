@@ -99,14 +99,14 @@ fn ucx(workspace: &Workspace, test: &str) -> Outcome {
         Pair { program: "ucx_perftest", arguments, circumstances, timeout: TIMEOUT }.run(workspace)?;
     let last = ended.client.output.lines().rev().find(|line| line.starts_with("Final:"));
     let last = last.ok_or_else(|| Trouble::Fail(ended.text("no line of results")))?;
-    let sent = sent_bytes(workspace, &format!("--pid {}", ended.client.pid))?;
+    let sent = sent_bytes(workspace, ended.client.pid)?;
     let rate = last.split_whitespace().last().unwrap_or("?");
     Ok(format!("{rate} messages/s, {sent} bytes through the device"))
 }
 
-/// Bytes that the processes `stat` is asked about have sent; none is a failure.
-fn sent_bytes(workspace: &Workspace, which: &str) -> Result<u64, Trouble> {
-    let arguments: Vec<&str> = ["stat", "--json"].into_iter().chain(which.split_whitespace()).collect();
+/// Bytes that a process has sent through the device; none is a failure.
+fn sent_bytes(workspace: &Workspace, pid: u32) -> Result<u64, Trouble> {
+    let arguments = ["stat", "--json", "--pid", &pid.to_string()];
     let done = exec::run("metaroce stat", &mut workspace.metaroce_command(&arguments), TIMEOUT)?;
     let records: Value = serde_json::from_str(&done.output).unwrap_or_default();
     let all = records.as_array().map(Vec::as_slice).unwrap_or_default();
@@ -125,7 +125,9 @@ fn mpi(workspace: &Workspace, ranks: u32) -> Outcome {
     for (name, value) in UCX {
         command.args(["-x", &format!("{name}={value}")]);
     }
-    command.arg(workspace.metaroce()).args(["run", "--planes", "lo", "--"]).arg(exchange);
+    // Only the parent of a rank knows its pid. `stat` fails if nothing of it went through the device.
+    let rank = "\"$0\" run --planes lo -- \"$1\" & pid=$!; wait $pid && \"$0\" stat --pid $pid";
+    command.args(["sh", "-c", rank]).arg(workspace.metaroce()).arg(exchange);
     let done = exec::run("mpirun", &mut command, TIMEOUT)?;
     let right = done.success() && done.output.contains(&format!("{ranks} ranks, 0 wrong"));
     if right { Ok(String::new()) } else { Err(Trouble::Fail(done.to_string())) }

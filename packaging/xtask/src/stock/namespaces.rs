@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::pair::program;
-use super::perftest::result_rows;
+use super::perftest::{self, result_rows};
 use crate::exec::{self, Finished};
 use crate::report::{Outcome, Trouble};
 use crate::workspace::Workspace;
@@ -153,10 +153,8 @@ impl Check {
         let arguments = format!("-d metaroce0 -x 0 -F -c UD -g -M {group} -s 2048 -n 1600");
         let server = format!("{} run -- ib_send_bw {arguments}", workspace.metaroce().display());
         let done = self.between(workspace, 0, &[], &server, &format!("{server} {{server}}"))?;
-        match result_rows(&done.output).last() {
-            None => Err(Trouble::Fail(format!("no line of results\n{done}"))),
-            Some(row) => Ok(format!("{} MiB/s", row[3])),
-        }
+        let figure = perftest::figure("ib_send_bw", &done.output);
+        figure.ok_or_else(|| Trouble::Fail(format!("no line of results\n{done}")))
     }
 
     fn checker(&self, workspace: &Workspace, mode: &str, loss_per_mille: u32, seed: u64) -> Outcome {

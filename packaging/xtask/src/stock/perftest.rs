@@ -140,13 +140,7 @@ impl Case {
         let name = PROGRAMS[self.program].name;
         let ended = Pair { program: name, arguments: self.arguments(), circumstances, timeout: TIMEOUT }
             .run(workspace)?;
-        match result_rows(&ended.client.output).last() {
-            None => Err(Trouble::Fail(ended.text("no line of results"))),
-            Some(row) if PROGRAMS[self.program].bandwidth => {
-                Ok(format!("{} MiB/s", row.get(3).map_or("?", String::as_str)))
-            }
-            Some(row) => Ok(format!("{} us typical", row.get(4).map_or("?", String::as_str))),
-        }
+        figure(name, &ended.client.output).ok_or_else(|| Trouble::Fail(ended.text("no line of results")))
     }
 
     fn arguments(&self) -> Vec<String> {
@@ -175,6 +169,13 @@ impl Case {
         }
         all
     }
+}
+
+/// What the last row of a program's results says: the average of a `_bw`, the typical time of a `_lat`.
+pub fn figure(program: &str, output: &str) -> Option<String> {
+    let row = result_rows(output).pop()?;
+    let (column, unit) = if program.ends_with("_bw") { (3, "MiB/s") } else { (4, "us typical") };
+    Some(format!("{} {unit}", row.get(column).map_or("?", String::as_str)))
 }
 
 /// The rows of numbers perftest prints: size, iterations, then figures.
@@ -214,6 +215,15 @@ mod tests {
                 assert!((0..OPTIONS.len()).all(|option| with(&|c| c.option == option)));
             }
         }
+    }
+
+    #[test]
+    fn figure__is_the_average_or_the_typical_time() {
+        let bandwidth = "65536 1000 4100.10 4000.55 0.064009\n";
+        assert_eq!(figure("ib_send_bw", bandwidth).as_deref(), Some("4000.55 MiB/s"));
+        let latency = "2 1000 3.40 81.29 4.28 4.47 1.01 6.00 81.29\n";
+        assert_eq!(figure("ib_send_lat", latency).as_deref(), Some("4.28 us typical"));
+        assert_eq!(figure("ib_send_lat", "no table"), None);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::pair::{Circumstances, Pair};
-use super::perftest::result_rows;
+use super::perftest;
 use crate::report::{Outcome, Trouble};
 use crate::workspace::Workspace;
 
@@ -53,9 +53,7 @@ impl Case {
         let circumstances = Circumstances::lossy(self.loss_per_mille, seed);
         let ended =
             Pair { program: self.program, arguments, circumstances, timeout: TIMEOUT }.run(workspace)?;
-        match result_rows(&ended.client.output).last() {
-            None => Err(Trouble::Fail(ended.text("no line of results"))),
-            Some(row) => Ok(row.get(3).cloned().unwrap_or_default()),
-        }
+        let figure = perftest::figure(self.program, &ended.client.output);
+        figure.ok_or_else(|| Trouble::Fail(ended.text("no line of results")))
     }
 }
