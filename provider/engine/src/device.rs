@@ -5,17 +5,18 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError};
 
 use metaroce_config::DeviceConfig;
-use metaroce_proto::Sge;
 use metaroce_proto::snapshot::{ConnView, MrView, Page, QpView};
 use metaroce_proto::stats::PathStats;
 use metaroce_proto::steer::Flow;
 use metaroce_proto::steering::{Admin, PlaneState};
+use metaroce_proto::{Endpoint, Nanos, Refused, Sge};
 
 use crate::cq::{Cq, CqNotify};
 use crate::drive::Engine;
 use crate::engine::Core;
 use crate::fork;
 use crate::guard;
+use crate::outbox::Outbox;
 use crate::qp::{Qp, QpCreate, QpNotify};
 use crate::srq::{Kind, Srq};
 use crate::{Errno, errno_of};
@@ -208,27 +209,29 @@ impl Device {
     /// An operator wants a plane used, drained or left. Gives the number of connections that go on using it because no
     /// other path of theirs answers. EBUSY: it is the last plane in use; ENODEV: the device is unused.
     pub fn set_plane_admin(&self, plane: u8, admin: Admin) -> Result<usize, Errno> {
-        self.engine.control(|Core { io, out, .. }, now| {
-            let io = io.as_mut().ok_or(libc::ENODEV)?;
-            io.endpoint.set_plane_admin(now, plane, admin, out).map_err(errno_of)
-        })
+        self.steer(|endpoint, now, out| endpoint.set_plane_admin(now, plane, admin, out))
     }
 
     /// A source port of a plane is not to be used, or may be again. EBUSY: too few would be left; EINVAL: there is none
     /// of that number; ENODEV: the device is unused.
     pub fn deny_entropy(&self, plane: u8, entropy: u8, deny: bool) -> Result<(), Errno> {
-        self.engine.control(|Core { io, out, .. }, now| {
-            let io = io.as_mut().ok_or(libc::ENODEV)?;
-            io.endpoint.deny_entropy(now, plane, entropy, deny, out).map_err(errno_of)
-        })
+        self.steer(|endpoint, now, out| endpoint.deny_entropy(now, plane, entropy, deny, out))
     }
 
     /// Changes the source port of a path of a connection. EINVAL: there is none of these numbers; ENODEV: the device is
     /// unused.
     pub fn rehash(&self, connection: u32, path: u8) -> Result<(), Errno> {
+        self.steer(|endpoint, now, out| endpoint.rehash(now, connection, path, out))
+    }
+
+    /// What an operator wants of the core; ENODEV while the device is unused.
+    fn steer<R>(
+        &self,
+        want: impl FnOnce(&mut Endpoint, Nanos, &mut Outbox) -> Result<R, Refused>,
+    ) -> Result<R, Errno> {
         self.engine.control(|Core { io, out, .. }, now| {
             let io = io.as_mut().ok_or(libc::ENODEV)?;
-            io.endpoint.rehash(now, connection, path, out).map_err(errno_of)
+            want(&mut io.endpoint, now, out).map_err(errno_of)
         })
     }
 

@@ -294,15 +294,15 @@ impl Endpoint {
     /// Deadlines stay in the heap when what they were for is done. Nothing is in flight: find out which of the nearest
     /// ones still mean something, so that an idle endpoint sleeps for good.
     fn drop_stale_timers(&mut self) {
-        let tuning = self.config.tuning.clone();
         while let Some((at, timer)) = self.timers.peek() {
             match timer {
                 Timer::Conn(index) => {
-                    let Some(conn) = self.conn_mut(index).filter(|c| c.timer_at == at) else {
+                    let conn = self.conns.get_mut(index as usize).and_then(Option::as_mut);
+                    let Some(conn) = conn.filter(|c| c.timer_at == at) else {
                         self.timers.pop_due(at);
                         continue;
                     };
-                    let due = conn.deadline(&tuning);
+                    let due = conn.deadline(&self.config.tuning);
                     if due <= at {
                         return;
                     }
@@ -533,15 +533,13 @@ impl Endpoint {
     /// completions may be content with those that came with the farewell. Without a timeout it ends now.
     pub(crate) fn await_end(&mut self, now: Nanos, qpn: Qpn, sink: &mut impl Sink) {
         let Some(qp) = self.qps.get(qpn).filter(|q| q.tx.outstanding()) else { return };
-        let (Some(index), msn, index_of) = (qp.tx.conn, qp.tx.sq.base_msn(), qpn.index() as u16) else {
-            return;
-        };
+        let (Some(conn), msn, index) = (qp.tx.conn, qp.tx.sq.base_msn(), qpn.index() as u16) else { return };
         if qp.patience_ns().is_some() {
-            return parts!(self, now, sink).arm_qp(index_of);
+            return parts!(self, now, sink).arm_qp(index);
         }
-        let Some(mut conn) = self.conns[index as usize].take() else { return };
+        let Some(mut conn) = self.conns[conn as usize].take() else { return };
         let mut p = parts!(self, now, sink);
-        p.fail_local(&mut conn, index_of, msn, WcStatus::RetryExcErr);
+        p.fail_local(&mut conn, index, msn, WcStatus::RetryExcErr);
         self.put(conn);
     }
     /// Who of the senders has fallen silent leaves its share to the others.

@@ -239,6 +239,7 @@ fn bind(qp: &mut Qp, conn: &Conn, f: &Request<'_>) -> Binding {
 }
 
 /// The reason a request is denied.
+#[derive(Clone, Copy)]
 pub enum Denied {
     /// The first receive index that is missing.
     NoReceive(u32),
@@ -257,7 +258,7 @@ fn domain<S: Sink>(p: &mut Parts<'_, S>, index: u16, f: &Request<'_>) -> Result<
         (QpType::XrcRecv, Some(id)) => {
             let srq = p.srqs.get(id).ok_or(invalid)?;
             let ours = srq.xrcd.is_some() && srq.xrcd == qp.init.xrcd;
-            ours.then_some(srq.pd).ok_or(Denied::Fatal(RefuseCode::InvalidRequest, None))
+            ours.then_some(srq.pd).ok_or(invalid)
         }
         (QpType::XrcRecv, None) | (_, Some(_)) => Err(invalid),
         _ => Ok(qp.init.pd),
