@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 
 use crate::Errno;
 use crate::arm::Armed;
+use crate::depth::Returns;
 use crate::device::Device;
 use crate::drive::Engine;
 use crate::limits::CQE_MAX;
@@ -163,14 +164,20 @@ impl Cq {
         let depths = &self.device.engine().depths;
         let mut consumer = self.shared.consumer.lock();
         let mut taken = 0;
+        let mut returns = Returns::default();
         while taken < max {
             let Some(completion) = consumer.pop() else { break };
-            depths.release(&completion);
+            if !returns.add(&completion) {
+                consumer.release();
+                depths.release(std::mem::replace(&mut returns, Returns::of(&completion)));
+            }
             f(&completion, consumer.stamp());
             taken += 1;
         }
         if taken > 0 {
+            // The entries first: who finds room in a queue may complete in the slot of what it takes the place of.
             consumer.release();
+            depths.release(returns);
         }
         taken
     }

@@ -22,6 +22,41 @@ struct QpDepth {
     srq: AtomicU32,
 }
 
+/// What completions in a row give back to one QP's queues and one SRQ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Returns {
+    qpn: Qpn,
+    srq: Option<SrqId>,
+    sends: u32,
+    recvs: u32,
+}
+
+impl Returns {
+    /// What one completion gives back.
+    pub(crate) fn of(completion: &Completion) -> Returns {
+        Returns {
+            qpn: completion.qpn,
+            srq: completion.srq,
+            sends: completion.sq_release,
+            recvs: completion.rq_release,
+        }
+    }
+    /// Adds a completion's; `false`, and nothing added, if it gives to other queues.
+    pub(crate) fn add(&mut self, completion: &Completion) -> bool {
+        let more = Returns::of(completion);
+        if self.sends | self.recvs == 0 {
+            *self = more;
+            return true;
+        }
+        let same = (self.qpn, self.srq) == (more.qpn, more.srq);
+        if same {
+            self.sends = self.sends.wrapping_add(more.sends);
+            self.recvs += more.recvs;
+        }
+        same
+    }
+}
+
 impl Depths {
     pub(crate) fn new() -> Self {
         Depths {
@@ -30,16 +65,19 @@ impl Depths {
         }
     }
 
-    /// A completion was polled: gives back what it held.
-    pub(crate) fn release(&self, completion: &Completion) {
-        let qp = &self.qps[completion.qpn.index()];
-        if completion.sq_release > 0 {
-            qp.send.fetch_add(completion.sq_release, Ordering::Release);
+    /// Completions were polled, and their places in the CQ given back: gives back what they held. In this order, or a
+    /// CQ exactly as deep as the queues on it could overflow.
+    pub(crate) fn release(&self, returns: Returns) {
+        let Returns { qpn, srq, sends, recvs } = returns;
+        if sends > 0 {
+            self.qps[qpn.index()].send.fetch_add(sends, Ordering::Release);
         }
-        if let Some(srq) = completion.srq {
-            self.srqs[srq as usize].fetch_add(completion.rq_release, Ordering::Release);
-        } else if completion.rq_release > 0 {
-            self.release_recv(completion.qpn, completion.rq_release);
+        match srq {
+            _ if recvs == 0 => {}
+            Some(srq) => {
+                self.srqs[srq as usize].fetch_add(recvs, Ordering::Release);
+            }
+            None => self.release_recv(qpn, recvs),
         }
     }
 

@@ -2,6 +2,7 @@
 
 use crate::common::*;
 use metaroce_config::Impairment;
+use metaroce_engine::QpCreate;
 use metaroce_proto::{Opcode, WcOpcode, WcStatus};
 
 const CLEAN: Impairment = Impairment { loss: 0.0, reorder: 0.0, dup: 0.0, delay_us: 0, seed: 1 };
@@ -154,4 +155,32 @@ fn srq__feeds_and_counts() {
     assert_eq!(srq.destroy(), Err(libc::EBUSY));
     b.qp.destroy().unwrap();
     srq.destroy().unwrap();
+}
+
+/// A CQ as deep as the queue on it cannot overflow: a place in the queue is free when the one in the CQ is, not before.
+#[test]
+fn pair__a_polled_request_gives_its_place_back_after_its_entry() {
+    let end = End::new(config(50_500, CLEAN), 4096);
+    let cq = end.device.create_cq(4, None).unwrap();
+    let qp = end.device.create_qp(&QpCreate { max_send_wr: 4, ..qp_of(end.pd, &cq, None) }, None).unwrap();
+    connect(&qp, &qp);
+    let post = || {
+        let request = wqe(Opcode::Write, 8, (end.va() + 2048, end.key));
+        qp.send().push(request, [end.sge(0, 8)].into_iter())
+    };
+    for _ in 0..100 {
+        (0..4).for_each(|_| post().unwrap());
+        let mut seen = 0;
+        let mut early = Vec::new();
+        while seen < 4 {
+            let so_far = seen;
+            seen += cq.poll(4, |completion| {
+                assert_eq!(completion.status, WcStatus::Success);
+                // Entries of this poll still fill the ring, which another thread's post must not find out.
+                early.extend((so_far == 0).then(&post));
+            });
+        }
+        assert!(early.iter().all(|outcome| *outcome == Err(libc::ENOMEM)), "{early:?}");
+    }
+    assert_eq!(cq.overruns(), 0);
 }
