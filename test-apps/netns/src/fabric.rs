@@ -29,6 +29,9 @@ pub struct Plan {
     pub ipv6: bool,
     /// Planes from this one on have IPv6 addresses and no others.
     pub ipv6_only: Option<usize>,
+    /// No IPv4 addresses beside the planes either, not even the loopback interface's. [`Host::control`] is no address
+    /// of the host then.
+    pub no_ipv4: bool,
     /// Segmentation-offload super-packets cross a cable whole, as on a real NIC; with loss they must be cut
     /// first, or one drop takes all of them.
     pub super_packets: bool,
@@ -36,7 +39,7 @@ pub struct Plan {
 
 impl Default for Plan {
     fn default() -> Self {
-        Self { planes: 2, mtu: 9000, ipv6: false, ipv6_only: None, super_packets: true }
+        Self { planes: 2, mtu: 9000, ipv6: false, ipv6_only: None, no_ipv4: false, super_packets: true }
     }
 }
 
@@ -130,7 +133,9 @@ impl Host {
             }
             self.tool("ip", &["link", "set", &name, "mtu", &plan.mtu.to_string(), "up"])?;
         }
-        if !plan.has_ipv4(0) {
+        if plan.no_ipv4 {
+            self.tool("ip", &["-4", "addr", "flush", "dev", "lo"])?;
+        } else if !plan.has_ipv4(0) {
             let address = format!("{}/24", self.ipv4(CONTROL));
             self.tool("ip", &["addr", "add", &address, "dev", CONTROL_NAME])?;
             self.tool("ip", &["link", "set", CONTROL_NAME, "up"])?;
@@ -151,7 +156,7 @@ impl Fabric {
             return Err(Failure::Broken(format!("1 to {PLANES_MAX} planes, not {}", plan.planes)));
         }
         let hosts = [Host::make(0)?, Host::make(1)?];
-        let control = (!plan.has_ipv4(0)).then(|| CONTROL_NAME.to_owned());
+        let control = (!plan.has_ipv4(0) && !plan.no_ipv4).then(|| CONTROL_NAME.to_owned());
         for name in (0..plan.planes).map(interface).chain(control) {
             let far = hosts[1].path();
             let cable = ["link", "add", &name, "type", "veth", "peer", "name", &name, "netns", &far]

@@ -39,6 +39,9 @@ struct Cli {
     /// Planes from this one on have IPv6 addresses and no others (0: all of them).
     #[arg(long, value_name = "PLANE")]
     ipv6_only: Option<usize>,
+    /// No IPv4 at all, not even on the loopback interface.
+    #[arg(long, conflicts_with = "ipv6_only")]
+    no_ipv4: bool,
     /// Packets lost of each 1000, on every plane and in both directions.
     #[arg(long, default_value_t = 0)]
     loss: u32,
@@ -85,8 +88,14 @@ fn main() -> ExitCode {
 
 fn run(cli: &Cli) -> Result<u8, Failure> {
     let super_packets = !cli.cut && cli.loss == 0;
-    let plan =
-        Plan { planes: cli.planes, mtu: cli.mtu, ipv6: cli.ipv6, ipv6_only: cli.ipv6_only, super_packets };
+    let plan = Plan {
+        planes: cli.planes,
+        mtu: cli.mtu,
+        ipv6: cli.ipv6,
+        ipv6_only: if cli.no_ipv4 { Some(0) } else { cli.ipv6_only },
+        no_ipv4: cli.no_ipv4,
+        super_packets,
+    };
     let fabric = Fabric::new(plan)?;
     if cli.loss > 0 {
         let all: Vec<(usize, u32)> = (0..cli.planes).map(|plane| (plane, cli.loss)).collect();

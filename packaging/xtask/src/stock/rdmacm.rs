@@ -36,6 +36,16 @@ enum Server {
     Stays,
 }
 
+/// Whether a program takes IPv6 addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ipv6 {
+    No,
+    Yes,
+    /// Its server listens on the first wildcard address that the C library offers, which is IPv6's only on a host
+    /// without IPv4.
+    Alone,
+}
+
 /// A program as server and as client, and what must be in the output.
 #[derive(Debug)]
 struct Program {
@@ -43,75 +53,76 @@ struct Program {
     /// Lines for the shell: `{run}` puts a program under `metaroce run`, `{pre}` with rsockets besides; `{a}` and `{p}`
     /// are the server's address and port, `{b}` is the client's address, `{in}` is a file and `{out}` the one to write.
     /// `{groups}` is `{run}` with a base port of its own, `{m}` a group; `{ucx}` lets UCX connect by rdma_cm alone.
+    /// `{6}` is `6` for IPv6 and nothing else, `{[a]}` the address as in a URL, `{name}` one without colons.
     server: &'static str,
     client: &'static str,
     ends: Server,
     proof: &'static str,
-    /// It takes IPv6 addresses.
-    v6: bool,
+    v6: Ipv6,
 }
 
 macro_rules! programs {
-    ($($name:literal: $server:literal, $client:literal, $ends:ident, $proof:literal, $v6:literal;)*) => {
+    ($($name:literal: $server:literal, $client:literal, $ends:ident, $proof:literal, $v6:ident;)*) => {
         const PROGRAMS: &[Program] = &[$(Program {
-            name: $name, server: $server, client: $client, ends: Server::$ends, proof: $proof, v6: $v6,
+            name: $name, server: $server, client: $client, ends: Server::$ends, proof: $proof, v6: Ipv6::$v6,
         }),*];
     };
 }
 
+// Not over IPv6: perftest 4.5 with `-R` resolves names to IPv4 addresses alone, and io_demo parses no others.
 programs! {
     "rping -v -C 10": "{run} rping -s -a {a} -p {p} -C 10 -v", "{run} rping -c -a {a} -p {p} -C 10 -v", Ends,
-        "ping data: rdma-ping-9", true;
+        "ping data: rdma-ping-9", Yes;
     "rping -q": "{run} rping -s -q -a {a} -p {p} -C 10 -v", "{run} rping -c -q -a {a} -p {p} -C 10 -v", Ends,
-        "ping data: rdma-ping-9", true;
+        "ping data: rdma-ping-9", Yes;
     "rping -S 23 -V": "{run} rping -s -a {a} -p {p} -S 23 -C 50 -V", "{run} rping -c -a {a} -p {p} -S 23 -C 50 -V",
-        Ends, "", true;
+        Ends, "", Yes;
     "rping -S 65535 -V": "{run} rping -s -a {a} -p {p} -S 65535 -C 50 -V",
-        "{run} rping -c -a {a} -p {p} -S 65535 -C 50 -V", Ends, "", true;
+        "{run} rping -c -a {a} -p {p} -S 65535 -C 50 -V", Ends, "", Yes;
     "rping -P, three clients": "{run} rping -s -P -a {a} -p {p}",
         "for i in 1 2 3; do {run} rping -c -a {a} -p {p} -C 5 -v || exit 1; done", Stays, "ping data: rdma-ping-4",
-        true;
-    "ucmatose": "{run} ucmatose -b {a} -p {p}", "{run} ucmatose -s {a} -p {p}", Ends, "return status 0", true;
+        Yes;
+    "ucmatose": "{run} ucmatose -b {a} -p {p}", "{run} ucmatose -s {a} -p {p}", Ends, "return status 0", Yes;
     "ucmatose -c 100": "{run} ucmatose -c 100 -b {a} -p {p}", "{run} ucmatose -c 100 -s {a} -p {p}", Ends,
-        "return status 0", true;
+        "return status 0", Yes;
     "ucmatose -m": "{run} ucmatose -m -c 5 -b {a} -p {p}", "{run} ucmatose -m -c 5 -s {a} -p {p}", Ends,
-        "return status 0", true;
-    "udaddy": "{run} udaddy -b {a}", "{run} udaddy -s {a}", Ends, "return status 0", true;
-    "udaddy -c 20": "{run} udaddy -c 20 -b {a}", "{run} udaddy -c 20 -s {a}", Ends, "return status 0", true;
+        "return status 0", Yes;
+    "udaddy": "{run} udaddy -b {a}", "{run} udaddy -s {a}", Ends, "return status 0", Yes;
+    "udaddy -c 20": "{run} udaddy -c 20 -b {a}", "{run} udaddy -c 20 -s {a}", Ends, "return status 0", Yes;
     "mckey": "{groups} mckey -m {m} -b {a} -C 50 -S 1000", "{groups} mckey -s -m {m} -b {b} -C 50 -S 1000", Ends,
-        "data transfers complete", true;
-    "rdma_server": "{run} rdma_server -s {a} -p {p}", "{run} rdma_client -s {a} -p {p}", Ends, "end 0", true;
+        "data transfers complete", Yes;
+    "rdma_server": "{run} rdma_server -s {a} -p {p}", "{run} rdma_client -s {a} -p {p}", Ends, "end 0", Yes;
     "rdma_xserver -c r": "{run} rdma_xserver -c r -p {p}", "{run} rdma_xclient -c r -s {a} -p {p}", Ends, "end 0",
-        false;
+        Alone;
     "rdma_xserver -c x": "{run} rdma_xserver -c x -p {p}", "{run} rdma_xclient -c x -s {a} -p {p}", Ends, "end 0",
-        false;
+        Alone;
     "cmtime -c 2000": "{run} cmtime -c 2000 -b {a} -p {p}", "{run} cmtime -c 2000 -s {a} -p {p}", Stays,
-        "disconnect", true;
+        "disconnect", Yes;
     "rstream": "{run} rstream -b {a} -p {p} -S 65536 -C 500 -T v", "{run} rstream -s {a} -p {p} -S 65536 -C 500 -T v",
-        Ends, "64k", true;
+        Ends, "64k", Yes;
     "riostream": "{run} riostream -b {a} -p {p} -S 65536 -C 500 -T v",
-        "{run} riostream -s {a} -p {p} -S 65536 -C 500 -T v", Ends, "64k", true;
-    "rcopy": "{run} rcopy -p {p}", "{run} rcopy {in} {a}:{out} -p {p} && cmp {in} {out}", Stays, "", false;
-    "udpong": "{run} udpong -b {a} -p {p}", "{run} udpong -s {a} -p {p} -S 64 -C 1000", Stays, "custom", true;
-    "iperf3 over rsockets": "{pre} iperf3 -s -1 -p {p}", "{pre} iperf3 -c {a} -p {p} -t 1", Ends, "iperf Done", false;
-    "socat over rsockets, an echo": "{pre} socat TCP-LISTEN:{p},reuseaddr EXEC:cat",
-        "{pre} socat -t 60 - TCP:{a}:{p} < {in} > {out} && cmp {in} {out}", Ends, "", false;
+        "{run} riostream -s {a} -p {p} -S 65536 -C 500 -T v", Ends, "64k", Yes;
+    "rcopy": "{run} rcopy -p {p}", "{run} rcopy {in} {name}:{out} -p {p} && cmp {in} {out}", Stays, "", Alone;
+    "udpong": "{run} udpong -b {a} -p {p}", "{run} udpong -s {a} -p {p} -S 64 -C 1000", Stays, "custom", Yes;
+    "iperf3 over rsockets": "{pre} iperf3 -s -1 -p {p}", "{pre} iperf3 -c {a} -p {p} -t 1", Ends, "iperf Done", Yes;
+    "socat over rsockets, an echo": "{pre} socat TCP{6}-LISTEN:{p},reuseaddr EXEC:cat",
+        "{pre} socat -t 60 - TCP{6}:{[a]}:{p} < {in} > {out} && cmp {in} {out}", Ends, "", Yes;
     "UCX's io_demo": "{ucx} io_demo -p {p}", "{ucx} io_demo -i 2000 -q -p {p} {a}", Stays,
-        "Client exit with status 'OK'", false;
+        "Client exit with status 'OK'", No;
     "ib_write_bw -R": "{run} ib_write_bw -R -F -n 1000 -p {p}", "{run} ib_write_bw -R -F -n 1000 -p {p} {a}", Ends,
-        "65536", false;
-    "ib_write_lat -R": "{run} ib_write_lat -R -F -p {p}", "{run} ib_write_lat -R -F -p {p} {a}", Ends, "2 ", false;
+        "65536", No;
+    "ib_write_lat -R": "{run} ib_write_lat -R -F -p {p}", "{run} ib_write_lat -R -F -p {p} {a}", Ends, "2 ", No;
     "ib_read_bw -R": "{run} ib_read_bw -R -F -n 1000 -p {p}", "{run} ib_read_bw -R -F -n 1000 -p {p} {a}", Ends,
-        "65536", false;
-    "ib_read_lat -R": "{run} ib_read_lat -R -F -p {p}", "{run} ib_read_lat -R -F -p {p} {a}", Ends, "2 ", false;
+        "65536", No;
+    "ib_read_lat -R": "{run} ib_read_lat -R -F -p {p}", "{run} ib_read_lat -R -F -p {p} {a}", Ends, "2 ", No;
     "ib_send_bw -R": "{run} ib_send_bw -R -F -n 1000 -p {p}", "{run} ib_send_bw -R -F -n 1000 -p {p} {a}", Ends,
-        "65536", false;
-    "ib_send_lat -R": "{run} ib_send_lat -R -F -p {p}", "{run} ib_send_lat -R -F -p {p} {a}", Ends, "2 ", false;
+        "65536", No;
+    "ib_send_lat -R": "{run} ib_send_lat -R -F -p {p}", "{run} ib_send_lat -R -F -p {p} {a}", Ends, "2 ", No;
     "ib_send_bw -R -c UD": "{run} ib_send_bw -R -F -c UD -n 1000 -p {p}",
-        "{run} ib_send_bw -R -F -c UD -n 1000 -p {p} {a}", Ends, "1000", false;
+        "{run} ib_send_bw -R -F -c UD -n 1000 -p {p} {a}", Ends, "1000", No;
     "ib_atomic_bw -R": "{run} ib_atomic_bw -R -F -n 1000 -p {p}", "{run} ib_atomic_bw -R -F -n 1000 -p {p} {a}", Ends,
-        "8 ", false;
-    "ib_atomic_lat -R": "{run} ib_atomic_lat -R -F -p {p}", "{run} ib_atomic_lat -R -F -p {p} {a}", Ends, "8 ", false;
+        "8 ", No;
+    "ib_atomic_lat -R": "{run} ib_atomic_lat -R -F -p {p}", "{run} ib_atomic_lat -R -F -p {p} {a}", Ends, "8 ", No;
 }
 
 /// One program in one of its circumstances.
@@ -128,7 +139,12 @@ pub fn matrix() -> Vec<Case> {
     let mut cases = Vec::new();
     for program in PROGRAMS {
         for place in [Place::Loopback, Place::Namespaces] {
-            for v6 in [false, true].into_iter().filter(|v6| program.v6 || !v6) {
+            let v6_too = match program.v6 {
+                Ipv6::No => false,
+                Ipv6::Yes => true,
+                Ipv6::Alone => place == Place::Namespaces,
+            };
+            for v6 in [false, true].into_iter().filter(|v6| v6_too || !v6) {
                 cases.extend([false, true].map(|lossy| Case { program, lossy, v6, place }));
             }
         }
@@ -195,6 +211,9 @@ impl Case {
             .replace("{ucx}", &run(UCX))
             .replace("{groups}", &run(&format!(" METAROCE_BASE_PORT={GROUPS_BASE_PORT}")))
             .replace("{m}", if self.v6 { "ff05::77:2" } else { "239.77.1.2" })
+            .replace("{6}", if self.v6 { "6" } else { "" })
+            .replace("{[a]}", if self.v6 { "[{a}]" } else { "{a}" })
+            .replace("{name}", if self.v6 { SERVER_NAME } else { "{a}" })
             .replace("{in}", &files.input.display().to_string())
             .replace("{out}", &files.output.display().to_string())
     }
@@ -256,19 +275,16 @@ impl Case {
             let line = self.line(workspace, files, seed, template);
             line.replace("{a}", server).replace("{b}", client).replace("{p}", &port.to_string())
         };
+        let mut client_line = place(self.program.client);
+        if self.v6 && self.program.client.contains("{name}") {
+            client_line = format!("{} && {client_line}", files.naming(server));
+        }
         let mut command = namespaces::netns(workspace)?;
         command.args(["--planes", "2", "--ready-udp", &port.to_string()]);
         if self.v6 {
-            command.arg("--ipv6");
+            command.arg(if self.program.v6 == Ipv6::Alone { "--no-ipv4" } else { "--ipv6" });
         }
-        command.args([
-            "--server",
-            &place(self.program.server),
-            "--",
-            "sh",
-            "-c",
-            &place(self.program.client),
-        ]);
+        command.args(["--server", &place(self.program.server), "--", "sh", "-c", &client_line]);
         Ok(namespaces::run(&mut command)?.output)
     }
 }
@@ -279,6 +295,9 @@ fn shell(workspace: &Workspace, line: &str) -> Command {
     workspace.clear_settings(&mut command);
     command
 }
+
+/// What the server is called where an address will not do.
+const SERVER_NAME: &str = "metaroce-server";
 
 /// A file to send and the name of its copy; removed when dropped.
 struct Files {
@@ -296,6 +315,13 @@ impl Files {
         let bytes: Vec<u8> = (0..300_000).map(|_| random.next() as u8).collect();
         fs::write(&input, bytes)?;
         Ok(Files { dir, input, output })
+    }
+
+    /// A line for the shell of a host made of namespaces, whose mounts are its own: the server has a name there.
+    fn naming(&self, server: &str) -> String {
+        let hosts = self.dir.join("hosts");
+        let hosts = hosts.display();
+        format!("echo '{server} {SERVER_NAME}' > {hosts} && mount --bind {hosts} /etc/hosts")
     }
 }
 
