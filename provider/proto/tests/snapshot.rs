@@ -78,6 +78,24 @@ fn view__names_the_cause_of_a_change() {
 }
 
 #[test]
+fn view__a_link_that_went_down_is_the_cause_of_silence_noticed_before() {
+    let mut net = Net::with_planes(2, 2, 35);
+    let (qa, _) = net.pair(0, 1);
+    let keys = (net.mr(0, 0, 1 << 20), net.mr(1, 0, 1 << 20));
+    net.black_holes = vec![1];
+    write(&mut net, qa, keys, 5);
+    let causes = |net: &Net| paths(net).iter().filter(|p| p.plane == 1).map(|p| p.cause).collect::<Vec<_>>();
+    let silent = causes(&net);
+    assert!(
+        !silent.is_empty() && silent.iter().all(|x| matches!(x, Cause::Silence | Cause::Plane)),
+        "{silent:?}"
+    );
+    let (now, host) = (net.now, &mut net.hosts[0]);
+    host.ep.set_plane_state(now, 1, false, &mut host.log);
+    assert!(causes(&net).iter().all(|x| *x == Cause::Link), "{:?}", paths(&net));
+}
+
+#[test]
 fn view__goes_on_from_page_to_page() {
     const HOSTS: usize = CONNECTIONS_PER_PAGE + 4;
     let mut net = Net::with_planes(HOSTS, 1, 33);

@@ -51,6 +51,10 @@ struct Cli {
     /// Command of the server, words separated by blanks; without it only the client runs.
     #[arg(long)]
     server: Option<String>,
+    /// The server is one that runs until it is ended: it is as soon as the client has ended, and what it exits
+    /// with does not count.
+    #[arg(long)]
+    end_server: bool,
     /// The server is ready when it prints a line that begins with this word (by default: when it listens on
     /// TCP).
     #[arg(long)]
@@ -121,7 +125,7 @@ fn run(cli: &Cli) -> Result<u8, Failure> {
     let mut command = command_of(&words, &fabric)?;
     let status = client_host.inside(&mut command).status()?;
     // The client's failure says more; a server that failed by itself is one, too.
-    let served = server.and_then(|mut server| server.wait_a_little());
+    let served = server.filter(|_| !cli.end_server).and_then(|mut server| server.wait_a_little());
     let status = served.filter(|_| status.success()).unwrap_or(status);
     let code = status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1);
     Ok(u8::try_from(code).unwrap_or(1))

@@ -330,8 +330,15 @@ fn leave_plane_if_down<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, plane: u8
 /// Leaves every path of a plane.
 pub fn leave_plane<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, plane: u8, cause: Cause) {
     for index in 0..conn.paths.len() {
-        if conn.paths[index].plane == plane && conn.paths[index].health.is_active() {
+        let path = &mut conn.paths[index];
+        if path.plane != plane {
+            continue;
+        }
+        if path.health.is_active() {
             leave_path(p, conn, index, cause);
+        } else if cause == Cause::Link && !path.barred {
+            // Left before the event came: the link is why, silence was only its sign.
+            path.changed.1 = cause;
         }
     }
 }
