@@ -53,3 +53,66 @@ fn overlapping_writes__end_as_one_after_the_other() {
         assert!(statuses(&net, 0, 1).iter().all(|c| c.1 == WcStatus::Success), "seed {seed}");
     }
 }
+
+/// Random Reads and atomics, several under way at once, into overlapping parts of the same local memory: it is in the end
+/// what doing them one after the other makes of it. (MR-ORDER-10)
+#[test]
+fn overlapping_answers__end_as_one_after_the_other() {
+    const SLOT: usize = 70_000;
+    const COUNTERS: u64 = 7 << 20;
+    let begin: u64 = std::env::var("METAROCE_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(1);
+    for seed in begin..begin + 12 {
+        let mut net = Net::with_planes(2, 2, seed);
+        let (qa, qb) = net.pair(0, 1);
+        net.modify(1, qb, QpModify { max_dest_rd_atomic: Some(16), ..Default::default() });
+        net.modify(0, qa, QpModify { max_rd_atomic: Some(12), ..Default::default() });
+        // Two keys to the same local memory.
+        let keys = [net.mr(0, 0, AREA as u64), net.mr(0, 0, AREA as u64)];
+        let rkey = net.mr(1, 0, 8 << 20);
+        net.run(5 * MS);
+        net.faults.loss = 0.02;
+        net.faults.reorder = 0.1;
+        let mut model = vec![0u8; AREA];
+        for round in 0..30_u64 {
+            for read in 0..12_u64 {
+                let id = round * 12 + read;
+                let key = keys[net.below(2) as usize];
+                if net.chance(0.2) {
+                    let at = net.below(AREA as u64 / 8 - 1) as usize * 8;
+                    let counter = COUNTERS + read * 8;
+                    let old = &net.hosts[1].mem.0[counter as usize..counter as usize + 8];
+                    model[at..at + 8].copy_from_slice(old);
+                    let add = SendWqe { compare_add: id << 32 | id, ..wr(id, Opcode::FetchAdd, 8, 1) };
+                    let add = SendWqe { remote_addr: MEM_BASE + counter, rkey, ..add };
+                    net.send(0, qa, add, &[sge(at as u64, 8, key)]);
+                } else {
+                    let len = [1, 8, 64, 4096, 9000, 60_000][net.below(6) as usize];
+                    // In two pieces, of which the second begins anywhere.
+                    let cut = 1 + net.below(len as u64 - 1).min(len as u64 / 2) as usize;
+                    let (first, second) = (cut.min(len), len - cut.min(len));
+                    let [at, then] = [first, second].map(|part| net.below((AREA - part) as u64) as usize);
+                    // Each Read has a source of its own, which stays as it is until the round has ended.
+                    let source = read as usize * SLOT;
+                    let value = (id % 251) as u8 + 1;
+                    net.hosts[1].mem.0[source..source + len].fill(value);
+                    model[at..at + first].fill(value);
+                    model[then..then + second].fill(value);
+                    let request = SendWqe {
+                        remote_addr: MEM_BASE + source as u64,
+                        rkey,
+                        ..wr(id, Opcode::Read, len as u32, 2)
+                    };
+                    let sges = [sge(at as u64, first as u32, key), sge(then as u64, second as u32, key)];
+                    net.send(0, qa, request, &sges);
+                }
+                if net.chance(0.3) {
+                    net.run(20_000);
+                }
+            }
+            let ended = |n: &mut Net| statuses(n, 0, 1).len() as u64 == 12 * (round + 1);
+            net.run_until(SECOND, "completions", ended);
+            assert!(net.hosts[0].mem.0[..AREA] == model[..], "seed {seed}, round {round}");
+        }
+        assert!(statuses(&net, 0, 1).iter().all(|c| c.1 == WcStatus::Success), "seed {seed}");
+    }
+}

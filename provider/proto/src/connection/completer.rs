@@ -359,7 +359,8 @@ fn on_accepted<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, frame: &TxFrame) 
         FrameKind::Request => on_request_accepted(p, conn, frame),
         FrameKind::Response => {
             let Some(qp) = p.qps.at(frame.qp).filter(|q| q.rx.epoch == frame.life) else { return };
-            if let Some(job) = qp.rx.job_mut(frame.msn) {
+            // One that was begun anew waits for what is sent since.
+            if let Some(job) = qp.rx.job_mut(frame.msn).filter(|job| job.attempt == frame.attempt) {
                 job.acked += frame.len;
                 job.done = job.acked == job.total;
             }

@@ -1,5 +1,6 @@
 //! Building one packet: header, frames from retransmissions, requests and responses, acknowledgements that ride along.
 
+use super::overlap::{Covered, YoungerAnswers};
 use super::requester::{Item, Next, acks_bytes, acks_ride, header, peek, retransmit_header, write_acks};
 use super::{Conn, REQUESTS, RESPONSES};
 use crate::burst::{Piece, TxBurst};
@@ -205,8 +206,9 @@ impl Builder {
         conn.next_cpn[REQUESTS] += u64::from(f.units);
         let now = p.now;
         let qp = p.qps.at(index)?;
-        let (response, length) = qp.tx.sq.get(msn).map(|w| (w.wr.opcode.has_response(), w.wr.length))?;
-        qp.tx.outstanding_reads += u32::from(response);
+        let (response, length, answered) =
+            qp.tx.sq.get(msn).map(|w| (w.wr.opcode.has_response(), w.wr.length, w.done))?;
+        qp.tx.outstanding_reads += u32::from(response && !answered);
         if msn == qp.tx.sq.base_msn() && offset == 0 && qp.tx.not_ready_tries == 0 {
             qp.tx.stalled_since = now;
         }
@@ -448,11 +450,27 @@ pub fn scatter(
     bytes: &[u8],
     mem: &mut impl Memory,
 ) -> Option<()> {
+    scatter_below(None::<YoungerAnswers<'_>>, mrs, pd, sges, (offset, bytes), mem)
+}
+
+/// As [`scatter`], but for the bytes that `younger` covers.
+pub fn scatter_below(
+    younger: Option<impl Covered>,
+    mrs: &MrTable,
+    pd: u32,
+    sges: impl Iterator<Item = Sge>,
+    (offset, bytes): (u32, &[u8]),
+    mem: &mut impl Memory,
+) -> Option<()> {
     let mut rest = bytes;
     slices(sges, offset, bytes.len() as u32, |s| {
         let (head, tail) = rest.split_at(s.len as usize);
         rest = tail;
         let (va, mr) = mrs.check(s.lkey, pd, s.addr, u64::from(s.len), access::LOCAL_WRITE)?;
-        if mr.is_null() { Some(()) } else { mem.place(va, head).ok() }
+        match younger {
+            _ if mr.is_null() => Some(()),
+            None => mem.place(va, head).ok(),
+            Some(younger) => younger.place_below(va, head, |va, part| mem.place(va, part)).ok(),
+        }
     })
 }

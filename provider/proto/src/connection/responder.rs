@@ -78,7 +78,7 @@ fn accept<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, f: &Request<'_>, mem: 
     let msn = unwrap32(f.msn, qp.rx.next_msn);
     if msn < qp.rx.next_msn {
         if f.opcode.has_response() {
-            response::answer_again(conn, qp, msn);
+            response::answer_again(conn, qp, msn, f.attempt);
         }
         return Outcome::Resolved;
     }
@@ -496,7 +496,7 @@ fn place<S: Sink>(
             let payload = &f.payload[..len as usize - held];
             let younger = Younger::than(p.mrs, qp, msn);
             let result = if !relaxed && !younger.is_empty() {
-                younger.place_below(va, payload, mem)
+                younger.place_last(va, payload, mem)
             } else if whole && !relaxed {
                 mem.place_last(va, payload)
             } else {
@@ -578,6 +578,6 @@ fn release<S: Sink>(p: &mut Parts<'_, S>, index: u16, msg: &RxMsg, mem: &mut imp
     let tail = &msg.hold[limits::HOLD_BYTES - held..];
     let younger = Younger::than(p.mrs, qp, qp.rx.next_msn);
     let placed =
-        if younger.is_empty() { mem.place_last(va, tail) } else { younger.place_below(va, tail, mem) };
+        if younger.is_empty() { mem.place_last(va, tail) } else { younger.place_last(va, tail, mem) };
     placed.is_ok()
 }

@@ -1,13 +1,14 @@
 //! Responses: executing Reads and atomics at the responder, placing their answers at the requester.
 
-use super::packet::scatter;
+use super::overlap::YoungerAnswers;
+use super::packet::scatter_below;
 use super::{Conn, RESPONSES};
 use crate::memory::Memory;
 use crate::parts::Parts;
 use crate::qp::{Fatal, RespJob, RespWork, RxMsg};
-use crate::seq::{RangeState, unwrap32};
+use crate::seq::{RangeState, later16, unwrap32};
 use crate::types::*;
-use crate::wire::{RefuseCode, Response};
+use crate::wire::{RefuseCode, RespKind, Response};
 
 /// Executes a Read or atomic whose turn has come (MR-ORDER-4); the answer is queued. An error ends the stream at this
 /// message.
@@ -54,14 +55,15 @@ pub fn execute<S: Sink>(
     Ok(())
 }
 
-/// A request whose answer is still owed came again by another connection, because the former one is gone: the answer
-/// goes by the new one. It was executed once and is not again.
-pub fn answer_again(conn: &mut Conn, qp: &mut crate::qp::Qp, msn: u64) {
-    let Some(at) = qp.rx.jobs.iter().position(|j| j.msn == msn && !j.done && j.conn != conn.index) else {
+/// A request whose answer is still owed came again, because the connection it came by before is gone: the whole answer
+/// goes by this one, for this attempt. It was executed once and is not again.
+pub fn answer_again(conn: &mut Conn, qp: &mut crate::qp::Qp, msn: u64, attempt: u16) {
+    let again = |j: &RespJob| j.conn != conn.index || later16(attempt, j.attempt);
+    let Some(at) = qp.rx.jobs.iter().position(|j| j.msn == msn && !j.done && again(j)) else {
         return;
     };
     let job = &mut qp.rx.jobs[at];
-    (job.conn, job.sent, job.acked) = (conn.index, 0, 0);
+    (job.conn, job.attempt, job.sent, job.acked, job.begun) = (conn.index, attempt, 0, 0, false);
     qp.rx.cursor_job = qp.rx.cursor_job.min(qp.rx.base_job + at as u64);
     conn.enqueue_responder(qp);
 }
@@ -105,12 +107,14 @@ pub fn on_response<S: Sink>(
     let index = f.qpn.index() as u16;
     let msn = unwrap32(f.msn, qp.tx.sq.base_msn());
     let Some(wqe) = qp.tx.sq.get(msn).copied() else { return true };
-    if !wqe.wr.opcode.has_response() || wqe.wr.length != f.total || wqe.done {
+    let read = wqe.wr.opcode == Opcode::Read;
+    let asked = wqe.wr.opcode.has_response() && read == (f.kind == RespKind::Read);
+    if !asked || (wqe.wr.length, wqe.attempt) != (f.total, f.attempt) || wqe.done {
         return true;
     }
     let pd = qp.init.pd;
     let native;
-    let payload = if wqe.wr.opcode == Opcode::Read {
+    let payload = if read {
         f.payload
     } else {
         // The value travels big-endian; the application reads it as its own u64.
@@ -118,7 +122,8 @@ pub fn on_response<S: Sink>(
         native = u64::from_be_bytes(*value).to_ne_bytes();
         &native
     };
-    let placed = scatter(p.mrs, pd, qp.tx.sq.sges(&wqe), f.offset, payload, mem);
+    let younger = YoungerAnswers::than(p.mrs, qp, msn);
+    let placed = scatter_below(younger, p.mrs, pd, qp.tx.sq.sges(&wqe), (f.offset, payload), mem);
     qp.tx.stalled_since = now;
     qp.tx.not_ready_tries = 0;
     qp.tx.accepted = true;
@@ -129,6 +134,7 @@ pub fn on_response<S: Sink>(
     let Some(wqe) = qp.tx.sq.get_mut(msn) else { return true };
     // The answer completes the request; that the request was accepted does not (MR-RESP-3).
     wqe.answered += payload.len() as u32;
+    qp.tx.last_answered = qp.tx.last_answered.max(msn);
     if wqe.answered == wqe.wr.length {
         wqe.done = true;
         qp.tx.outstanding_reads = qp.tx.outstanding_reads.saturating_sub(1);

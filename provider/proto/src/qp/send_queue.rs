@@ -129,6 +129,8 @@ pub struct TxStream {
     pub credit: Option<u32>,
     /// Reads and atomics sent and not answered.
     pub outstanding_reads: u32,
+    /// The last message of whose answer something has arrived.
+    pub last_answered: u64,
     /// Nothing is sent before this time (refused).
     pub paused_until: Nanos,
     /// Refusals in a row for lack of a receive.
@@ -188,8 +190,11 @@ impl TxStream {
                     self.outstanding_reads = self.outstanding_reads.saturating_sub(1);
                 }
                 wqe.acked = 0;
-                wqe.answered = 0;
-                wqe.done = false;
+                // What is answered stays so: it was executed once, and there may be nothing left to answer again from.
+                if !(wqe.wr.opcode.has_response() && wqe.done) {
+                    wqe.answered = 0;
+                    wqe.done = false;
+                }
                 // Late acknowledgements of the refused attempt must not count for this one.
                 wqe.attempt = self.attempt;
             }
