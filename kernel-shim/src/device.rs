@@ -118,6 +118,14 @@ impl Device {
         self.config.planes.iter().any(|plane| plane.up)
     }
 
+    /// Whether the device is no more: no plane's interface exists.
+    pub(crate) fn is_gone(&self, here: &NetView) -> bool {
+        let is_of = |plane: &metaroce_config::Plane, i: &metaroce_config::Interface| {
+            i.name == plane.ifname || i.index == plane.ifindex
+        };
+        !self.config.planes.iter().any(|plane| here.interfaces.iter().any(|i| is_of(plane, i)))
+    }
+
     /// Plane 0, whose interface stands for the device where there is room for one.
     pub(crate) fn plane0(&self) -> &metaroce_config::Plane {
         &self.config.planes[0]

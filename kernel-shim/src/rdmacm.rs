@@ -30,6 +30,7 @@ mod id;
 mod machine;
 mod multicast;
 mod os;
+mod places;
 mod service;
 mod socket;
 mod wire;

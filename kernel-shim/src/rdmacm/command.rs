@@ -120,7 +120,7 @@ impl Command<'_> {
         if self.id(service, request.id)?.src.is_some() {
             return Err(libc::EINVAL);
         }
-        bind(service, request.id, address)
+        bind(service, self.now, request.id, address)
     }
 
     fn resolve_ip(&self, service: &mut Service) -> Result<(), c_int> {
@@ -134,7 +134,7 @@ impl Command<'_> {
         if let (Some(src), None) = (wanted, id.src)
             && src.port() != 0
         {
-            bind(service, request.id, src)?;
+            bind(service, self.now, request.id, src)?;
         }
         let bound = self.id(service, request.id)?.src.or(wanted);
         let src = match bound.filter(|src| !src.ip().is_unspecified()) {
@@ -149,7 +149,7 @@ impl Command<'_> {
             Some(port) if port != 0 => port,
             _ => service.ephemeral_port(),
         };
-        let gid_index = service.gid_index(src.ip());
+        let gid_index = service.gid_index_now(self.now, src.ip());
         let gid_remote = gid_of(service, dst.ip());
         let id = self.id(service, request.id)?;
         let Some(gid_index) = gid_index else {
@@ -264,7 +264,7 @@ impl Command<'_> {
             return Err(libc::EINVAL);
         }
         if id.src.is_none() {
-            bind(service, request.id, ANY_V4)?;
+            bind(service, self.now, request.id, ANY_V4)?;
         }
         let id = self.id(service, request.id)?;
         let (src, only_v6) = (id.src.unwrap_or(ANY_V4), id.only_v6);
@@ -436,7 +436,7 @@ const RATE_100_GBPS: u8 = 16;
 const ROCE_LIFE_TIME: u8 = 18;
 
 /// Binds an id to an address, and keeps the port for it.
-fn bind(service: &mut Service, number: u32, address: SocketAddr) -> Result<(), c_int> {
+fn bind(service: &mut Service, now: u64, number: u32, address: SocketAddr) -> Result<(), c_int> {
     if service.is_slot(address.port()) {
         return Err(libc::EADDRINUSE);
     }
@@ -461,7 +461,7 @@ fn bind(service: &mut Service, number: u32, address: SocketAddr) -> Result<(), c
     };
     let gid_index = match address.ip() {
         ip if ip.is_unspecified() => None,
-        ip => match service.gid_index(ip) {
+        ip => match service.gid_index_now(now, ip) {
             None => {
                 if let Some(id) = service.ids.get_mut(&number) {
                     id.socket = None;

@@ -6,12 +6,15 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 
+use metaroce_config::NetView;
+
 use super::abi::{self, AhAttr, ConnParam, EventResp, Plain, UdParam, event};
 use super::channel::{Channel, Queued};
 use super::id::{Id, private_bytes};
 use super::machine::{self, Arrival, Conn, Key, Machine, Output};
 use super::multicast::Group;
 use super::os::{self, Epoll, errno_of};
+use super::places::{self, Places};
 use super::socket::{Received, Socket};
 use super::wire::PACKET_BYTES_MAX;
 use crate::device::{self, Device};
@@ -30,6 +33,8 @@ enum Source {
     /// The socket of a bound id.
     Id(u32),
     Channel(u64),
+    /// Announcements of changes of addresses and interfaces.
+    Places,
 }
 
 impl Source {
@@ -39,6 +44,7 @@ impl Source {
             Source::Shared => 1,
             Source::Id(id) => 2 | u64::from(id) << 8,
             Source::Channel(inode) => 3 | inode << 8,
+            Source::Places => 4,
         }
     }
 
@@ -47,6 +53,7 @@ impl Source {
             0 => Source::Wake,
             1 => Source::Shared,
             2 => Source::Id((token >> 8) as u32),
+            4 => Source::Places,
             _ => Source::Channel(token >> 8),
         }
     }
@@ -63,6 +70,8 @@ pub(super) struct Service {
     shared: Option<Socket>,
     pub epoll: Epoll,
     wake: Wake,
+    /// Where the host's addresses were when that was looked at last.
+    pub places: Places,
     /// When the thread wakes up by itself; `None` while it is awake.
     sleeps_until: Option<u64>,
     impairment: Impairment,
@@ -74,6 +83,8 @@ struct Wake {
     listens: OwnedFd,
     calls: OwnedFd,
     inode: u64,
+    /// Tells of changes of addresses and interfaces; `None` where there is no such thing.
+    announcements: Option<OwnedFd>,
 }
 
 /// Loss and duplication on request, for tests.
@@ -115,6 +126,7 @@ impl Service {
             shared: None,
             epoll,
             wake,
+            places: NetView::of_this_host().map(|here| Places::of(&here)).unwrap_or_default(),
             sleeps_until: None,
             impairment,
         })
@@ -127,7 +139,11 @@ impl Service {
             let listens = os::out_of_the_way(listens)?;
             let inode = os::socket_inode(listens.as_raw_fd()).ok_or(io::ErrorKind::Unsupported)?;
             epoll.add(&listens, Source::Wake.token(), true)?;
-            Ok((epoll, Wake { listens, calls, inode }))
+            let announcements = places::announcements().ok();
+            if let Some(fd) = &announcements {
+                epoll.add(fd, Source::Places.token(), true)?;
+            }
+            Ok((epoll, Wake { listens, calls, inode, announcements }))
         };
         make().map_err(|error: io::Error| errno_of(&error))
     }
@@ -342,12 +358,18 @@ impl Service {
         self.sleeps_until = None;
         let now = os::now_us();
         let mut drained = true;
+        // First, because a packet may be for an address that is new.
+        if tokens.contains(&Source::Places.token()) {
+            self.wake.announcements.iter().for_each(places::take_announcements);
+            self.look_around(now);
+        }
         for token in tokens {
             match Source::of(*token) {
                 Source::Wake => os::drain(self.wake.listens.as_raw_fd()),
                 Source::Shared => drained &= self.drain(now, None),
                 Source::Id(number) => drained &= self.drain(now, Some(number)),
                 Source::Channel(inode) => self.close(now, inode),
+                Source::Places => {}
             }
         }
         self.flush(now);

@@ -1,4 +1,4 @@
-//! A program that has the device open while addresses of its interface come and go.
+//! Programs that have the device or ids of rdma_cm open while addresses and interfaces come and go.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,15 +9,31 @@ use crate::exec;
 use crate::report::{Outcome, Trouble};
 use crate::workspace::Workspace;
 
-/// Name of the check.
-pub const ADDRESSES: &str = "addresses: events, GID table, sysfs and connections agree after each change";
+/// A script in a network namespace of its own, with one plane.
+#[derive(Debug, Clone, Copy)]
+pub struct Check {
+    /// Name of the check.
+    pub name: &'static str,
+    script: &'static str,
+}
+
+/// All of them.
+pub const CHECKS: [Check; 2] = [
+    Check {
+        name: "addresses: events, GID table, sysfs and connections agree after each change",
+        script: include_str!("addresses.py"),
+    },
+    Check {
+        name: "addresses: ids of rdma_cm hear of changed addresses and of the device's removal",
+        script: include_str!("places.py"),
+    },
+];
 
 const PYTHON: &str = "/usr/bin/python3";
-const SCRIPT: &str = include_str!("addresses.py");
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Runs it in a network namespace of its own.
-pub fn run(workspace: &Workspace) -> Outcome {
+/// Runs one.
+pub fn run(workspace: &Workspace, check: Check) -> Outcome {
     if !Path::new(PYTHON).is_file() {
         return Err(Trouble::Skip(format!("{PYTHON} is not installed")));
     }
@@ -26,7 +42,7 @@ pub fn run(workspace: &Workspace) -> Outcome {
     let mut command = Command::new(netns);
     workspace.clear_settings(&mut command);
     command.args(["--planes", "1", "--ready", "ready", "--server", "echo ready", "--"]);
-    command.arg(workspace.metaroce()).args(["run", "--", PYTHON, "-c", SCRIPT]);
+    command.arg(workspace.metaroce()).args(["run", "--", PYTHON, "-c", check.script]);
     let done = exec::run("python3", command.current_dir(&workspace.root), TIMEOUT)?;
     match done.status.and_then(|status| status.code()) {
         Some(0) if done.output.ends_with("done\n") => Ok(String::new()),

@@ -40,7 +40,6 @@ pub fn names() -> impl Iterator<Item = String> {
         REPEATED,
         spray::EVEN,
         spray::LOSS,
-        addresses::ADDRESSES,
         children::CHILDREN,
         operator::OPERATOR,
         confined::ORDINARY_USER,
@@ -93,7 +92,9 @@ pub fn sample(workspace: &Workspace, options: Options, report: &mut Report) {
     report.check(spray::EVEN, || spray::even(workspace));
     report.check(spray::LOSS, || spray::loss(workspace, options.seed));
     report.check(children::CHILDREN, || children::run(workspace, options.seed));
-    report.check(addresses::ADDRESSES, || addresses::run(workspace));
+    for check in addresses::CHECKS {
+        report.check(check.name, || addresses::run(workspace, check));
+    }
     report.check(operator::OPERATOR, || operator::run(workspace));
     report.check(confined::ORDINARY_USER, || confined::ordinary_user(workspace));
     report.check(confined::SMALL_BUFFERS, || confined::small_buffers(workspace, options.seed));
