@@ -372,3 +372,24 @@ fn farewell__ends_what_is_outstanding_only_after_the_retries() {
         assert!(net.now - begun >= expected * 3 / 4, "after {} of {expected} ns", net.now - begun);
     }
 }
+
+/// What a message of several packets ends with asks for its acknowledgement: it does not wait out the ACK delay.
+/// Proves MR-SACK-11.
+#[test]
+fn end_of_a_long_message__is_acknowledged_at_once() {
+    let mut net = Net::new(2, 7);
+    let (qa, _) = net.pair(0, 1);
+    let (la, rb) = (net.mr(0, 0, 1 << 20), net.mr(1, 0, 1 << 20));
+    let mut took = |len: u32| {
+        net.run(50 * MS);
+        let (from, done) = (net.now, net.hosts[0].log.completions.len());
+        let mut w = wr(1, Opcode::Write, len, 1);
+        (w.remote_addr, w.rkey) = (MEM_BASE, rb);
+        net.send(0, qa, w, &[sge(0, len, la)]);
+        net.run_until(MS, "the Write", |net| net.hosts[0].log.completions.len() > done);
+        net.now - from
+    };
+    took(100);
+    let (short, long) = (took(100), took(40_000));
+    assert!(long + 20_000 < short, "{long} ns, a message of one packet {short} ns");
+}

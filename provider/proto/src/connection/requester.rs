@@ -43,6 +43,8 @@ pub struct Next {
     pub len: u32,
     /// The frame ends its message and began it: further small messages may share the packet.
     pub whole: bool,
+    /// The last part of a message of several packets, or a repair of one.
+    pub last: bool,
     /// It must take this path: an unreliable stream keeps its order by keeping to one.
     pub pin: Option<u8>,
 }
@@ -184,7 +186,7 @@ fn fill_probe<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, burst: &mut TxBurs
     let tx = &conn.paths[path];
     (burst.plane, burst.entropy, burst.dst) = (tx.plane, tx.entropy, tx.dst);
     burst.origin = Some((conn.index, path as u8));
-    let ping = Next { item: Item::Ping, header: 4, len: 0, whole: false, pin: None };
+    let ping = Next { item: Item::Ping, header: 4, len: 0, whole: false, last: false, pin: None };
     build_packet(p, conn, burst, path, ping, u32::MAX).is_some()
 }
 
@@ -269,10 +271,10 @@ pub fn peek<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn) -> Option<Next> {
         let header = retransmit_header(p, f);
         let len = if matches!(f.kind, FrameKind::Request | FrameKind::Response) { f.len } else { 0 };
         let whole = len < conn.payload_max / 2;
-        return Some(Next { item: Item::Again(again), header, len, whole, pin: None });
+        return Some(Next { item: Item::Again(again), header, len, whole, last: !whole, pin: None });
     }
     if conn.ping_due {
-        return Some(Next { item: Item::Ping, header: 4, len: 0, whole: true, pin: None });
+        return Some(Next { item: Item::Ping, header: 4, len: 0, whole: true, last: false, pin: None });
     }
     peek_response(p, conn).or_else(|| peek_request(p, conn))
 }
@@ -314,8 +316,9 @@ fn peek_response<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn) -> Option<Next>
             if let Some(job) = qp.rx.job_mut(cursor) {
                 let len = (job.total - job.sent).min(conn.payload_max);
                 let whole = job.total <= conn.payload_max / 2;
+                let last = job.sent > 0 && job.sent + len == job.total;
                 let header = frame::RESPONSE_BYTES as u32;
-                return Some(Next { item: Item::Response(index), header, len, whole, pin: None });
+                return Some(Next { item: Item::Response(index), header, len, whole, last, pin: None });
             }
             qp.rx.in_round = false;
         }
@@ -351,7 +354,9 @@ fn peek_request<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn) -> Option<Next> 
                 len = len.min(conn.payload_max.saturating_sub(acks_bytes(conn) as u32));
             }
             let whole = wqe.wr.length <= conn.payload_max / 2 || wqe.wr.opcode.has_response();
-            return Some(Next { item: Item::Request(index), header, len, whole, pin });
+            let (offset, total) = (qp.tx.cursor_offset, wqe.wr.length);
+            let last = offset > 0 && offset + len == total;
+            return Some(Next { item: Item::Request(index), header, len, whole, last, pin });
         }
         if let Some(qp) = p.qps.at(index) {
             qp.tx.in_round = false;
@@ -459,6 +464,7 @@ fn fill_data<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, burst: &mut TxBurst
             },
         }
     };
+    let mut last = next.last;
     while (burst.packets.len() as u32) < most && bulk {
         let Some(next) = peek(p, conn) else { break };
         let size = HEADER_BYTES as u32 + next.header + next.len;
@@ -470,6 +476,7 @@ fn fill_data<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, burst: &mut TxBurst
         if build_packet(p, conn, burst, path, next, first_bytes).is_none() {
             break;
         }
+        last = next.last;
     }
     conn.singly = conn.singly.saturating_sub(1);
     if conn.allowance.expected && peek(p, conn).is_none() {
@@ -477,8 +484,9 @@ fn fill_data<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, burst: &mut TxBurst
         conn.allowance.holds = false;
         patch_last(burst, BACKLOG_AT, &[0, 0]);
     }
-    // Nothing more leaves until the peer answers (MR-CC-5).
-    if burst.packets.len() as u32 >= grant.packets {
+    // Nothing more leaves until the peer answers (MR-CC-5, MR-SACK-11).
+    let ends = last && !conn.copying && peek(p, conn).is_none();
+    if burst.packets.len() as u32 >= grant.packets || ends {
         patch_last(burst, FLAGS_AT, &[wire::FLAG_ACK_REQUEST]);
     }
     true
@@ -531,7 +539,8 @@ fn grant<S: Sink>(p: &Parts<'_, S>, conn: &Conn) -> Grant {
     };
     let paced = a.rate_bps > 0 && a.is_fresh(now, rtt, conn.segment) && a.open_at() > now;
     let adaptive = p.config.burst_packets_max == 0;
-    let burst = if adaptive && a.expected { (hint / 8 / conn.segment).max(1) } else { u32::MAX };
+    // An acknowledgement stands behind a whole burst in the link's queue: that is an eighth of a round trip at most.
+    let burst = if adaptive && a.expected { (hint / 16 / conn.segment).max(1) } else { u32::MAX };
     Grant {
         packets: if paced { 0 } else { left(others.min(hint)) },
         burst,

@@ -43,6 +43,7 @@ pub fn all_to_all(b: &mut Bench) {
 
 fn collective(b: &mut Bench, kind: &str) {
     let hosts = if b.extent == Extent::Full { 64 } else { 32 };
+    // Many rounds of short steps: a host knows of loss only once it has lost something.
     let sizes = [(1 << 20, [0.99, 0.93, 0.75]), (16 << 10, [0.95, 0.80, 0.40])];
     for &burst in b.extent.bursts() {
         for (size, goals) in sizes {
@@ -50,7 +51,7 @@ fn collective(b: &mut Bench, kind: &str) {
                 ("host.burst", burst.to_string()),
                 ("hosts", hosts.to_string()),
                 ("traffic.0.size", size.to_string()),
-                ("traffic.0.count", (if size > 1 << 16 { 1 } else { 8 }).to_string()),
+                ("traffic.0.count", (if size > 1 << 16 { 1 } else { 64 }).to_string()),
                 ("traffic.0.pattern", format!("{{ kind = \"{kind}\" }}")),
             ]);
             let whole = b.run(COLLECTIVE, &base);
