@@ -1,5 +1,6 @@
 /* Two processes connect through the rdma_cm device by its commands alone, so without any library or QP.
-   Arguments: what happens (talk, reject, nobody, killed, groups, cycles, ends) and the address, for cycles how many.
+   Arguments: what happens (talk, reject, nobody, killed, groups, cycles, ends, random) and the address, for
+   cycles how many, for random the seed.
    Prints what is wrong, exits 1 if anything is. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -11,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -402,6 +404,115 @@ static void ends(const char *address)
 	CHECK(descriptors() <= had + 8);
 }
 
+static uint64_t chance;
+
+static uint32_t below(uint32_t limit)
+{
+	chance = chance * 6364136223846793005u + 1442695040888963407u;
+	return (chance >> 33) % limit;
+}
+
+static void dies(int signal)
+{
+	(void)signal;
+	kill(getpid(), SIGKILL);
+}
+
+/* This process is killed in the midst of whatever it does by then. */
+static void dies_within(uint32_t microseconds)
+{
+	struct itimerval when = { { 0, 0 }, { 0, 1 + below(microseconds) } };
+	CHECK(signal(SIGALRM, dies) != SIG_ERR && setitimer(ITIMER_REAL, &when, NULL) == 0);
+}
+
+static int is_dead(pid_t child)
+{
+	int status = 0;
+	pid_t got = waitpid(child, &status, WNOHANG);
+	CHECK(got == 0 || (got == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL));
+	return got != 0;
+}
+
+/* One side makes connections and ends them until it is killed, at moments that chance chooses: the other hears the end
+   of each connection that it knows of, and nothing is left. */
+static void at_random(const char *address, uint64_t seed)
+{
+	enum { DEATHS = 20, WITHIN = 5000 };
+	uint16_t port;
+	chance = seed;
+	int had = descriptors();
+	for (int death = 0; death < DEATHS; death++, below(2)) {
+		opens();
+		uint32_t listen = listener(address, &port);
+		pid_t child = fork();
+		if (child == 0) {
+			dies_within(WITHIN);
+			opens();
+			for (;;) {
+				uint32_t id = connects(address, port);
+				expect(CONNECT_RESPONSE, 2);
+				accepts(id, 0, NULL);
+				put32(0, id);
+				run(DISCONNECT, 4, 0);
+				expect(DISCONNECTED, 2);
+				destroy(id);
+			}
+		}
+		for (int open = 0, dead = 0; open || !dead || !quiet();) {
+			dead = dead || is_dead(child);
+			struct pollfd ready = { cm, POLLIN, 0 };
+			if (poll(&ready, 1, open && dead ? 30000 : 1) == 0) {
+				CHECK(!open || !dead);
+				continue;
+			}
+			put64(0, (uintptr_t)&event);
+			CHECK(run(GET_EVENT, 8, sizeof event));
+			if (event.event == CONNECT_REQUEST)
+				accepts(event.id, 3, "me"), open++;
+			else if (event.event != ESTABLISHED)
+				destroy(event.id), open--;
+		}
+		destroy(listen);
+		close(cm);
+	}
+	for (int death = 0; death < DEATHS; death++, below(2)) {
+		int told[2];
+		CHECK(pipe(told) == 0);
+		pid_t child = fork();
+		if (child == 0) {
+			opens();
+			uint32_t listen = listener(address, &port);
+			CHECK(write(told[1], &port, 2) == 2);
+			dies_within(WITHIN);
+			for (;;)
+				last_event(listen);
+		}
+		CHECK(read(told[0], &port, 2) == 2);
+		opens();
+		for (uint32_t last = DISCONNECTED; last == DISCONNECTED;) {
+			uint32_t id = connects(address, port);
+			struct pollfd ready = { cm, POLLIN, 0 };
+			CHECK(poll(&ready, 1, 30000) == 1);
+			put64(0, (uintptr_t)&event);
+			CHECK(run(GET_EVENT, 8, sizeof event));
+			last = event.event;
+			if (last == CONNECT_RESPONSE) {
+				accepts(id, 0, NULL);
+				put32(0, id), run(DISCONNECT, 4, 0);
+				last = last_event(id);
+			}
+			CHECK(last == UNREACHABLE || last == REJECTED || last == DISCONNECTED);
+			destroy(id);
+		}
+		int status = -1;
+		CHECK(waitpid(child, &status, 0) == child && WTERMSIG(status) == SIGKILL);
+		close(cm), close(told[0]), close(told[1]);
+	}
+	for (int waited = 0; descriptors() > had + 8 && waited < 100; waited++)
+		usleep(50000);
+	CHECK(descriptors() <= had + 8);
+}
+
 int main(int argc, char **argv)
 {
 	CHECK(argc == 3 || argc == 4);
@@ -409,6 +520,11 @@ int main(int argc, char **argv)
 	uint16_t port;
 	if (!strcmp(what, "ends")) {
 		ends(address);
+		return 0;
+	}
+	if (!strcmp(what, "random")) {
+		CHECK(argc == 4);
+		at_random(address, strtoull(argv[3], NULL, 10));
 		return 0;
 	}
 	opens();

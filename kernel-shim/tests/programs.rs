@@ -176,6 +176,15 @@ fn killed_peer__is_noticed() {
     connect("ends", "127.0.0.2", "0.05");
 }
 
+/// `METAROCE_SEED` chooses the moments again.
+#[test]
+fn peer_killed_at_any_moment__is_noticed() {
+    let seed = std::env::var("METAROCE_SEED").unwrap_or_else(|_| std::process::id().to_string());
+    eprintln!("METAROCE_SEED={seed}");
+    connect(&format!("random {seed}"), "127.0.0.1", "0");
+    connect(&format!("random {seed}"), "127.0.0.2", "0.05");
+}
+
 #[test]
 fn groups__are_joined_and_left_and_their_events_counted() {
     connect("groups", "127.0.0.1", "0");

@@ -48,6 +48,7 @@ pub fn names() -> impl Iterator<Item = String> {
     fixed
         .map(str::to_owned)
         .into_iter()
+        .chain(addresses::CHECKS.iter().map(|check| check.name.to_owned()))
         .chain(checker::names())
         .chain(services::CASES.iter().map(services::Case::name))
         .chain(namespaces::checks().map(|check| check.name()))

@@ -120,6 +120,14 @@ programs! {
     "ib_send_lat -R": "{run} ib_send_lat -R -F -p {p}", "{run} ib_send_lat -R -F -p {p} {a}", Ends, "2 ", No;
     "ib_send_bw -R -c UD": "{run} ib_send_bw -R -F -c UD -n 1000 -p {p}",
         "{run} ib_send_bw -R -F -c UD -n 1000 -p {p} {a}", Ends, "1000", No;
+    "ib_send_lat -R -c UD": "{run} ib_send_lat -R -F -c UD -p {p}", "{run} ib_send_lat -R -F -c UD -p {p} {a}", Ends,
+        "2 ", No;
+    "ib_send_bw -R -e -r 64": "{run} ib_send_bw -R -e -r 64 -F -n 500 -p {p}",
+        "{run} ib_send_bw -R -e -r 64 -F -n 500 -p {p} {a}", Ends, "65536", No;
+    "ib_send_bw -R --use-srq": "{run} ib_send_bw -R --use-srq -F -n 500 -p {p}",
+        "{run} ib_send_bw -R --use-srq -F -n 500 -p {p} {a}", Ends, "65536", No;
+    "ib_write_bw -R -b -q 4 -T 96": "{run} ib_write_bw -R -b -q 4 -T 96 -F -n 500 -p {p}",
+        "{run} ib_write_bw -R -b -q 4 -T 96 -F -n 500 -p {p} {a}", Ends, "65536", No;
     "ib_atomic_bw -R": "{run} ib_atomic_bw -R -F -n 1000 -p {p}", "{run} ib_atomic_bw -R -F -n 1000 -p {p} {a}", Ends,
         "8 ", No;
     "ib_atomic_lat -R": "{run} ib_atomic_lat -R -F -p {p}", "{run} ib_atomic_lat -R -F -p {p} {a}", Ends, "8 ", No;
