@@ -1,99 +1,228 @@
-//! `cargo xtask bench`: the device beside plain UDP and TCP, interleaved in one run, since only ratios carry over from
-//! machine to machine.
+//! `cargo xtask bench`: the device beside plain UDP, TCP, UCX and libfabric, interleaved in one run, since only ratios
+//! carry over from machine to machine.
 
+mod plot;
+mod programs;
+mod rows;
+
+use std::collections::BTreeMap;
 use std::path::Path;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::exec;
 use crate::report::{Trouble, progress};
-use crate::stock::pair::{Circumstances, Pair, program, serve_and_connect};
-use crate::stock::perftest::result_rows;
 use crate::workspace::Workspace;
 use crate::{ladder, packages};
 
+use rows::{GOALS, LEFT_OUT, MEASURES};
+
 /// Longest time for one measurement.
 const TIMEOUT: Duration = Duration::from_secs(90);
+const ROUNDS: usize = 7;
+const ROUNDS_QUICK: usize = 3;
 
-/// Something that is measured once per round.
-struct Measure {
-    name: &'static str,
-    unit: &'static str,
-    run: fn(&Workspace) -> Result<f64, Trouble>,
+/// What to run and where the figures go.
+pub struct Options<'a> {
+    /// How often everything is measured.
+    pub rounds: usize,
+    /// Only measures whose name contains this, and what their goals compare them with.
+    pub only: Option<&'a str>,
+    /// File for all figures.
+    pub json: Option<&'a Path>,
+    /// File for a picture of the ratios.
+    pub plot: Option<&'a Path>,
 }
 
-/// In the order of a round: each of ours directly after its yardstick.
-const MEASURES: [Measure; 8] = [
-    Measure { name: "iperf3 TCP", unit: "Gb/s", run: iperf3 },
-    Measure { name: "UDP GSO blast", unit: "Gb/s", run: blast },
-    Measure { name: "ib_write_bw 64 KiB", unit: "Gb/s", run: |w| bandwidth(w, "ib_write_bw") },
-    Measure { name: "2 processes, long run", unit: "Gb/s", run: |w| pairs_together(w, 1) },
-    Measure { name: "4 processes, long run", unit: "Gb/s", run: |w| pairs_together(w, 2) },
-    Measure { name: "UDP ping-pong, one way", unit: "us", run: udp_pingpong },
-    Measure { name: "ib_send_lat 2 B", unit: "us", run: |w| latency(w, "ib_send_lat") },
-    Measure { name: "ib_write_lat 2 B", unit: "us", run: |w| latency(w, "ib_write_lat") },
-];
+/// What one measurement says.
+#[derive(Debug, Clone, Default)]
+pub struct Sample {
+    /// The figure, in the measure's unit.
+    pub value: f64,
+    /// More figures, each a series of its own called `MEASURE: FIELD`.
+    pub fields: Vec<(&'static str, f64)>,
+    /// Processor seconds of the server and of the client.
+    pub cpu: Option<[f64; 2]>,
+    /// What was moved in that time, as far as it counts.
+    pub bytes: f64,
+    pub messages: f64,
+}
 
-/// A ratio of two measures and where it must lie.
-struct Goal {
+impl Sample {
+    /// Of a figure alone.
+    pub fn of(value: f64) -> Sample {
+        Sample { value, ..Sample::default() }
+    }
+
+    /// With every figure so many times as large.
+    pub fn times(mut self, factor: f64) -> Sample {
+        self.value *= factor;
+        self.fields.iter_mut().for_each(|(_, value)| *value *= factor);
+        self
+    }
+}
+
+/// Something that is measured once per round.
+pub struct Measure {
+    name: &'static str,
+    unit: &'static str,
+    run: fn(&Workspace) -> Result<Sample, Trouble>,
+}
+
+/// A ratio of two series and where it must lie; with no `to`, a figure itself.
+pub struct Goal {
     of: &'static str,
-    to: &'static str,
+    to: Option<&'static str>,
     bound: Bound,
+    /// A figure that is enough whatever the ratio.
+    or: Option<f64>,
 }
 
 #[derive(Clone, Copy)]
-enum Bound {
+pub enum Bound {
     AtLeast(f64),
     AtMost(f64),
     /// Shown only.
     None,
 }
 
-const GOALS: [Goal; 5] = [
-    Goal { of: "ib_write_bw 64 KiB", to: "UDP GSO blast", bound: Bound::AtLeast(0.3) },
-    Goal { of: "ib_write_bw 64 KiB", to: "iperf3 TCP", bound: Bound::None },
-    // More processes than processors share them without getting into each other's way.
-    Goal { of: "4 processes, long run", to: "2 processes, long run", bound: Bound::AtLeast(0.7) },
-    Goal { of: "ib_send_lat 2 B", to: "UDP ping-pong, one way", bound: Bound::AtMost(3.0) },
-    Goal { of: "ib_write_lat 2 B", to: "UDP ping-pong, one way", bound: Bound::AtMost(8.0) },
-];
+/// Every series by name: one place per round, empty where the measurement failed.
+#[derive(Default)]
+struct Series {
+    values: BTreeMap<String, Vec<Option<f64>>>,
+    /// Why a measure has no figures.
+    skipped: BTreeMap<&'static str, String>,
+    failed: bool,
+}
+
+/// How a goal was met.
+struct Verdict {
+    text: String,
+    ratio: Option<f64>,
+    met: bool,
+}
+
+/// How many rounds a run has unless it is said.
+pub fn rounds(quick: bool) -> usize {
+    if quick { ROUNDS_QUICK } else { ROUNDS }
+}
 
 /// Runs all rounds, prints figures and ratios; false when a goal is missed or a measurement failed.
-pub fn run(workspace: &Workspace, quick: bool, json_file: Option<&Path>) -> Result<bool, String> {
+pub fn run(workspace: &Workspace, options: Options<'_>) -> Result<bool, String> {
     packages::ensure(&[packages::BUILD, packages::BENCH])?;
     ladder::release_build(workspace)?;
-    let rounds = if quick { 3 } else { 7 };
-    let mut series: Vec<Vec<f64>> = vec![Vec::new(); MEASURES.len()];
-    let mut broken = false;
-    for round in 1..=rounds {
-        progress(&format!("round {round} of {rounds}"));
-        for (measure, values) in MEASURES.iter().zip(&mut series) {
-            match (measure.run)(workspace) {
-                Ok(value) => values.push(value),
-                Err(Trouble::Skip(reason)) => println!("SKIP  {}: {reason}", measure.name),
-                Err(Trouble::Fail(text)) => {
-                    println!("FAIL  {}\n{text}", measure.name);
-                    broken = true;
-                }
+    let chosen: Vec<&Measure> = MEASURES.iter().filter(|measure| is_wanted(measure, options.only)).collect();
+    let rounds = options.rounds;
+    let begun = Instant::now();
+    let mut series = Series::default();
+    for round in 0..rounds {
+        progress(&format!("round {} of {rounds}, load {}", round + 1, load()));
+        for measure in &chosen {
+            series.take(measure, round, workspace);
+        }
+    }
+    print_figures(&chosen, &series);
+    let verdicts: Vec<(&Goal, Verdict)> = GOALS
+        .iter()
+        .filter(|goal| chosen.iter().any(|measure| is_of(goal.of, measure.name)))
+        .map(|goal| (goal, judge(goal, &series)))
+        .collect();
+    println!();
+    for (goal, verdict) in &verdicts {
+        println!("{}{}", verdict.text, if verdict.met || goal.is_shown() { "" } else { "  MISSED" });
+    }
+    for (name, why) in LEFT_OUT {
+        println!("SKIP  {name}: {why}");
+    }
+    let met = verdicts.iter().filter(|(goal, _)| !goal.is_shown());
+    let (met, all) = (met.clone().filter(|(_, verdict)| verdict.met).count(), met.count());
+    println!("\n{met} of {all} goals met, {} s, load {}", begun.elapsed().as_secs(), load());
+    let write = |path: &Path, text: String| {
+        std::fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))
+    };
+    if let Some(path) = options.json {
+        write(path, format!("{}\n", figures_json(&chosen, &series, &verdicts)))?;
+    }
+    if let Some(path) = options.plot {
+        let bars = verdicts.iter().filter_map(|(goal, verdict)| plot::Bar::of(goal, verdict));
+        write(path, plot::draw(&bars.collect::<Vec<_>>()))?;
+    }
+    Ok(met == all && !series.failed)
+}
+
+/// Asked for by name, or needed to judge what is.
+fn is_wanted(measure: &Measure, only: Option<&str>) -> bool {
+    let Some(only) = only else { return true };
+    let needed = |goal: &Goal| goal.of.contains(only) && goal.to.is_some_and(|to| is_of(to, measure.name));
+    measure.name.contains(only) || GOALS.iter().any(needed)
+}
+
+/// Whether a series is that of a measure or of a field of its.
+fn is_of(series: &str, measure: &str) -> bool {
+    series.strip_prefix(measure).is_some_and(|rest| rest.is_empty() || rest.starts_with(": "))
+}
+
+/// The machine's load of the last minute; others who use it blur the figures.
+fn load() -> String {
+    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split_whitespace().next().unwrap_or("?").to_owned()
+}
+
+impl Goal {
+    fn is_shown(&self) -> bool {
+        matches!(self.bound, Bound::None)
+    }
+}
+
+impl Series {
+    fn take(&mut self, measure: &Measure, round: usize, workspace: &Workspace) {
+        if self.skipped.contains_key(measure.name) {
+            return;
+        }
+        match (measure.run)(workspace) {
+            Ok(sample) => self.put(measure.name, round, &sample),
+            Err(Trouble::Skip(reason)) => {
+                println!("SKIP  {}: {reason}", measure.name);
+                self.skipped.insert(measure.name, reason);
+            }
+            Err(Trouble::Fail(text)) => {
+                println!("FAIL  {}\n{text}", measure.name);
+                self.failed = true;
             }
         }
     }
-    println!("\n{:<26} {:>9} {:>9} {:>9}", "loopback, this run", "median", "min", "max");
-    for (measure, values) in MEASURES.iter().zip(&series) {
-        if let Some(figures) = Figures::of(values) {
-            let Figures { median, min, max } = figures;
-            println!("{:<26} {median:>9.2} {min:>9.2} {max:>9.2} {}", measure.name, measure.unit);
+
+    fn put(&mut self, name: &str, round: usize, sample: &Sample) {
+        let mut one = |name: String, value: f64| {
+            let values = self.values.entry(name).or_default();
+            values.resize(round + 1, None);
+            values[round] = Some(value);
+        };
+        one(name.to_owned(), sample.value);
+        for (field, value) in &sample.fields {
+            one(format!("{name}: {field}"), *value);
+        }
+        let Some(cpu) = sample.cpu else { return };
+        for (end, seconds) in ["server", "client"].into_iter().zip(cpu) {
+            if sample.bytes > 0.0 {
+                one(format!("{name}: {end} ns/KiB"), seconds * 1e9 * 1024.0 / sample.bytes);
+            }
+            if sample.messages > 0.0 {
+                one(format!("{name}: {end} ns/message"), seconds * 1e9 / sample.messages);
+            }
         }
     }
-    println!();
-    let met = GOALS.iter().map(|goal| judge(goal, &series)).fold(true, |all, met| all & met);
-    if let Some(path) = json_file {
-        std::fs::write(path, format!("{}\n", figures_json(&series)))
-            .map_err(|error| format!("{}: {error}", path.display()))?;
+
+    fn figures(&self, name: &str) -> Option<Figures> {
+        Figures::of(self.values.get(name)?.iter().flatten().copied().collect())
     }
-    Ok(met && !broken)
+
+    /// Ratio of two series, round by round, as neighbours in time see the same machine.
+    fn ratio(&self, of: &str, to: &str) -> Option<f64> {
+        let (of, to) = (self.values.get(of)?, self.values.get(to)?);
+        let ratios = of.iter().zip(to).filter_map(|(of, to)| Some((*of)? / (*to)?));
+        Some(Figures::of(ratios.collect())?.median)
+    }
 }
 
 /// Median, least and greatest of a series.
@@ -104,130 +233,106 @@ struct Figures {
 }
 
 impl Figures {
-    fn of(values: &[f64]) -> Option<Figures> {
-        let mut sorted = values.to_vec();
-        sorted.sort_by(f64::total_cmp);
-        let (min, max) = (*sorted.first()?, *sorted.last()?);
-        let upper = sorted.len() / 2;
+    fn of(mut values: Vec<f64>) -> Option<Figures> {
+        values.sort_by(f64::total_cmp);
+        let (min, max) = (*values.first()?, *values.last()?);
+        let upper = values.len() / 2;
         let median =
-            if sorted.len() % 2 == 1 { sorted[upper] } else { (sorted[upper - 1] + sorted[upper]) / 2.0 };
+            if values.len() % 2 == 1 { values[upper] } else { (values[upper - 1] + values[upper]) / 2.0 };
         Some(Figures { median, min, max })
     }
 }
 
-fn median_of(name: &str, series: &[Vec<f64>]) -> Option<f64> {
-    let index = MEASURES.iter().position(|measure| measure.name == name)?;
-    Some(Figures::of(&series[index])?.median)
+fn print_figures(chosen: &[&Measure], series: &Series) {
+    println!(
+        "\n{:<36} {:>9} {:>9} {:>9} {:<9} {:>17} {:>19}",
+        "this run", "median", "min", "max", "", "CPU ns per KiB", "CPU ns per message"
+    );
+    println!("{:<76} {:>17} {:>19}", "", "server + client", "server + client");
+    for measure in chosen {
+        let Some(Figures { median, min, max }) = series.figures(measure.name) else { continue };
+        let cpu = |unit: &str| {
+            let of = |end: &str| Some(series.figures(&format!("{}: {end} {unit}", measure.name))?.median);
+            let both = of("server").zip(of("client"));
+            both.map_or(String::new(), |(server, client)| format!("{server:.0} + {client:.0}"))
+        };
+        let line = format!(
+            "{:<36} {median:>9.2} {min:>9.2} {max:>9.2} {:<9} {:>17} {:>19}",
+            measure.name,
+            measure.unit,
+            cpu("ns/KiB"),
+            cpu("ns/message")
+        );
+        println!("{}", line.trim_end());
+        let prefix = format!("{}: ", measure.name);
+        for name in series.values.keys().filter(|name| name.starts_with(&prefix) && !name.contains(" ns/")) {
+            let Some(Figures { median, min, max }) = series.figures(name) else { continue };
+            println!("{:<36} {median:>9.2} {min:>9.2} {max:>9.2}", format!("    {}", &name[prefix.len()..]));
+        }
+    }
 }
 
-/// Prints a ratio beside its goal; false when it misses.
-fn judge(goal: &Goal, series: &[Vec<f64>]) -> bool {
-    let text = format!("{} / {}", goal.of, goal.to);
-    let Some(ratio) = median_of(goal.of, series).zip(median_of(goal.to, series)).map(|(of, to)| of / to)
-    else {
-        println!("{text:<48} not measured");
-        return matches!(goal.bound, Bound::None);
+/// A ratio beside its goal.
+fn judge(goal: &Goal, series: &Series) -> Verdict {
+    let name = goal.to.map_or(goal.of.to_owned(), |to| format!("{} / {to}", goal.of));
+    let figure = series.figures(goal.of).map(|figures| figures.median);
+    let ratio = match goal.to {
+        Some(to) => series.ratio(goal.of, to),
+        None => figure,
     };
-    let (met, want) = match goal.bound {
+    let Some(ratio) = ratio else {
+        let why = series
+            .skipped
+            .iter()
+            .find(|(skipped, _)| is_of(goal.of, skipped) || goal.to.is_some_and(|to| is_of(to, skipped)));
+        let why = why.map_or(String::new(), |(_, why)| format!(": {why}"));
+        return Verdict { text: format!("{name:<74} not measured{why}"), ratio: None, met: false };
+    };
+    let (met, mut want) = match goal.bound {
         Bound::AtLeast(bound) => (ratio >= bound, format!("goal at least {bound}")),
         Bound::AtMost(bound) => (ratio <= bound, format!("goal at most {bound}")),
         Bound::None => (true, String::new()),
     };
-    println!("{text:<48} {ratio:>6.2}  {want}{}", if met { "" } else { "  MISSED" });
-    met
+    let enough = goal.or.filter(|_| !met).zip(figure);
+    if let Some((or, figure)) = goal.or.zip(figure) {
+        want += &format!(", or {or} (is {figure:.2})");
+    }
+    let met = met || enough.is_some_and(|(or, figure)| figure >= or);
+    Verdict { text: format!("{name:<74} {ratio:>7.2}  {want}"), ratio: Some(ratio), met }
 }
 
-fn figures_json(series: &[Vec<f64>]) -> Value {
-    let measures: Vec<Value> = MEASURES
-        .iter()
-        .zip(series)
-        .map(|(measure, values)| {
-            json!({ "name": measure.name, "unit": measure.unit, "values": values,
-            "median": Figures::of(values).map(|figures| figures.median) })
-        })
-        .collect();
-    let ratios: Vec<Value> = GOALS
-        .iter()
-        .map(|goal| {
-            let ratio = median_of(goal.of, series).zip(median_of(goal.to, series)).map(|(of, to)| of / to);
-            json!({ "of": goal.of, "to": goal.to, "ratio": ratio })
-        })
-        .collect();
-    json!({ "measures": measures, "ratios": ratios })
-}
-
-fn iperf3(_: &Workspace) -> Result<f64, Trouble> {
-    let path = program("iperf3")?;
-    let command = |port: u16, role: [&str; 2], more: &[&str]| {
-        let mut command = Command::new(&path);
-        command.args(role).args(["-p", &port.to_string()]).args(more);
-        command
+fn figures_json(chosen: &[&Measure], series: &Series, verdicts: &[(&Goal, Verdict)]) -> Value {
+    let unit = |name: &str| {
+        let own = chosen.iter().find(|measure| measure.name == name);
+        own.map(|measure| measure.unit)
     };
-    let (server, client) = serve_and_connect(
-        "iperf3",
-        |port| command(port, ["-s", "-1"], &["-B", "127.0.0.1"]),
-        |port| command(port, ["-c", "127.0.0.1"], &["-t", "2", "-J"]),
-    )?;
-    let done = client.finish(Instant::now() + TIMEOUT);
-    drop(server);
-    let value: Value = serde_json::from_str(&done.output).map_err(|_| Trouble::Fail(done.to_string()))?;
-    let bits = value["end"]["sum_received"]["bits_per_second"].as_f64();
-    bits.map(|bits| bits / 1e9).ok_or_else(|| Trouble::Fail(done.to_string()))
-}
-
-fn blast(workspace: &Workspace) -> Result<f64, Trouble> {
-    yardstick(workspace, &["blast", "--json"], "gbps")
-}
-
-fn udp_pingpong(workspace: &Workspace) -> Result<f64, Trouble> {
-    yardstick(workspace, &["udp-pingpong", "--json"], "one_way_us")
-}
-
-/// One run of our own plain-UDP bench program.
-fn yardstick(workspace: &Workspace, arguments: &[&str], field: &str) -> Result<f64, Trouble> {
-    let path =
-        workspace.program("metaroce-bench").ok_or_else(|| Trouble::fail("metaroce-bench is not built"))?;
-    let done = exec::run("metaroce-bench", Command::new(path).args(arguments), TIMEOUT)?;
-    let value: Option<Value> = done.output.lines().find_map(|line| serde_json::from_str(line).ok());
-    value.and_then(|value| value[field].as_f64()).ok_or_else(|| Trouble::Fail(done.to_string()))
-}
-
-/// Average of a bandwidth test, Gb/s.
-fn bandwidth(workspace: &Workspace, program: &'static str) -> Result<f64, Trouble> {
-    perftest(workspace, program, &["-s", "65536", "-n", "30000", "--report_gbits"], 3)
-}
-
-/// What some pairs of processes reach together that write the same amount at the same time, Gb/s: all of it by the time
-/// of the slowest.
-fn pairs_together(workspace: &Workspace, pairs: usize) -> Result<f64, Trouble> {
-    let arguments = ["-s", "65536", "-n", "100000", "--report_gbits"];
-    let rates: Vec<Result<f64, Trouble>> = std::thread::scope(|scope| {
-        let one = || scope.spawn(|| perftest(workspace, "ib_write_bw", &arguments, 3));
-        let running: Vec<_> = (0..pairs).map(|_| one()).collect();
-        let broken = || Err(Trouble::fail("a measuring thread panicked"));
-        running.into_iter().map(|thread| thread.join().unwrap_or_else(|_| broken())).collect()
-    });
-    let slowest = rates.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().fold(f64::MAX, f64::min);
-    Ok(slowest * pairs as f64)
-}
-
-/// Typical half round trip of a latency test, microseconds.
-fn latency(workspace: &Workspace, program: &'static str) -> Result<f64, Trouble> {
-    perftest(workspace, program, &["-s", "2", "-n", "30000"], 4)
-}
-
-fn perftest(
-    workspace: &Workspace,
-    program: &'static str,
-    arguments: &[&str],
-    column: usize,
-) -> Result<f64, Trouble> {
-    let fixed = ["-d", "metaroce0", "-x", "0", "-F"];
-    let arguments = fixed.iter().chain(arguments).map(|word| word.to_string()).collect();
-    let ended = Pair { program, arguments, circumstances: Circumstances::default(), timeout: TIMEOUT }
-        .run(workspace)?;
-    let row = result_rows(&ended.client.output).pop();
-    row.and_then(|row| row.get(column)?.parse().ok()).ok_or_else(|| Trouble::Fail(ended.text("no results")))
+    let measures: Vec<Value> = series
+        .values
+        .iter()
+        .map(|(name, values)| {
+            json!({ "name": name, "unit": unit(name), "values": values,
+            "median": series.figures(name).map(|figures| figures.median) })
+        })
+        .collect();
+    let ratios: Vec<Value> = verdicts
+        .iter()
+        .map(|(goal, verdict)| {
+            let (least, most) = match goal.bound {
+                Bound::AtLeast(bound) => (Some(bound), None),
+                Bound::AtMost(bound) => (None, Some(bound)),
+                Bound::None => (None, None),
+            };
+            json!({ "of": goal.of, "to": goal.to, "ratio": verdict.ratio, "at_least": least, "at_most": most,
+            "or_figure": goal.or, "met": verdict.met })
+        })
+        .collect();
+    let skipped: BTreeMap<&str, &str> = series
+        .skipped
+        .iter()
+        .map(|(name, why)| (*name, why.as_str()))
+        .chain(LEFT_OUT.iter().copied())
+        .collect();
+    json!({ "measures": measures, "ratios": ratios, "skipped": skipped })
 }
 
 #[cfg(test)]
@@ -236,15 +341,45 @@ mod tests {
 
     #[test]
     fn goals__name_measures() {
-        let known = |name: &str| MEASURES.iter().any(|measure| measure.name == name);
-        assert!(GOALS.iter().all(|goal| known(goal.of) && known(goal.to)));
+        let known = |name: &str| MEASURES.iter().any(|measure| is_of(name, measure.name));
+        assert!(GOALS.iter().all(|goal| known(goal.of) && goal.to.is_none_or(known)));
+    }
+
+    #[test]
+    fn measures__have_names_of_their_own() {
+        let names: std::collections::BTreeSet<_> = MEASURES.iter().map(|measure| measure.name).collect();
+        assert_eq!(names.len(), MEASURES.len());
     }
 
     #[test]
     fn figures__median_of_even_and_odd_counts() {
-        let figures = Figures::of(&[3.0, 1.0, 2.0]).unwrap();
+        let figures = Figures::of(vec![3.0, 1.0, 2.0]).unwrap();
         assert_eq!((figures.median, figures.min, figures.max), (2.0, 1.0, 3.0));
-        assert_eq!(Figures::of(&[4.0, 1.0]).unwrap().median, 2.5);
-        assert!(Figures::of(&[]).is_none());
+        assert_eq!(Figures::of(vec![4.0, 1.0]).unwrap().median, 2.5);
+        assert!(Figures::of(Vec::new()).is_none());
+    }
+
+    #[test]
+    fn judge__compares_round_by_round_and_accepts_a_figure_instead() {
+        let mut series = Series::default();
+        for (round, (a, b)) in [(1.0, 2.0), (10.0, 20.0), (3.0, 1.0)].into_iter().enumerate() {
+            series.put("a", round, &Sample::of(a));
+            series.put("b", round, &Sample::of(b));
+        }
+        let goal = |bound, or| Goal { of: "a", to: Some("b"), bound, or };
+        assert_eq!(judge(&goal(Bound::AtLeast(0.5), None), &series).ratio, Some(0.5));
+        assert!(judge(&goal(Bound::AtLeast(0.5), None), &series).met);
+        assert!(!judge(&goal(Bound::AtLeast(0.6), None), &series).met);
+        assert!(judge(&goal(Bound::AtLeast(0.6), Some(3.0)), &series).met);
+        assert!(!judge(&goal(Bound::AtLeast(0.6), Some(3.1)), &series).met);
+        let absent = Goal { of: "c", to: None, bound: Bound::AtMost(1.0), or: None };
+        assert!(!judge(&absent, &series).met);
+    }
+
+    #[test]
+    fn is_wanted__brings_the_yardsticks_along() {
+        let names: Vec<&str> =
+            MEASURES.iter().filter(|m| is_wanted(m, Some("ib_send_lat 2 B"))).map(|m| m.name).collect();
+        assert!(names.contains(&"UDP ping-pong, one way") && !names.contains(&"UDP blast"));
     }
 }

@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 
 /// How often a child is looked at while it runs.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// The kernel's unit of processor time towards programs, the same on every Linux.
+const MS_PER_TICK: u64 = 10;
 /// A child whose own children keep its output open is read for this long after its end.
 const OUTPUT_GRACE: Duration = Duration::from_secs(2);
 
@@ -21,6 +23,27 @@ pub struct Running {
     text: Arc<Mutex<Vec<u8>>>,
     readers: Vec<JoinHandle<()>>,
     status: Option<ExitStatus>,
+    cpu: Cpu,
+}
+
+/// Processor time a process used, to the hundredth of a second the kernel counts in.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Cpu {
+    /// By all its threads.
+    pub own: Duration,
+    /// By children of its that have ended and been waited for.
+    pub children: Duration,
+}
+
+impl Cpu {
+    /// From `/proc/PID/stat`, and whether the process is one that has ended and was not waited for.
+    fn of(stat: &str) -> Option<(Cpu, bool)> {
+        // The name in parentheses may contain anything; the state follows it.
+        let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split_ascii_whitespace().collect();
+        let ticks = |index: usize| fields.get(index)?.parse::<u64>().ok();
+        let time = |user: usize| Some(Duration::from_millis((ticks(user)? + ticks(user + 1)?) * MS_PER_TICK));
+        Some((Cpu { own: time(11)?, children: time(13)? }, *fields.first()? == "Z"))
+    }
 }
 
 /// How a child ended.
@@ -34,6 +57,8 @@ pub struct Finished {
     pub status: Option<ExitStatus>,
     /// stdout and stderr in order of arrival.
     pub output: String,
+    /// Processor time it used.
+    pub cpu: Cpu,
 }
 
 impl Finished {
@@ -68,7 +93,7 @@ impl Running {
         let mut readers = Vec::new();
         readers.extend(child.stdout.take().map(|pipe| read_into(pipe, &text)));
         readers.extend(child.stderr.take().map(|pipe| read_into(pipe, &text)));
-        Ok(Running { name, child, text, readers, status: None })
+        Ok(Running { name, child, text, readers, status: None, cpu: Cpu::default() })
     }
 
     /// Process id.
@@ -79,7 +104,13 @@ impl Running {
     /// Whether it has ended by itself.
     pub fn has_ended(&mut self) -> bool {
         if self.status.is_none() {
-            self.status = self.child.try_wait().ok().flatten();
+            // What it used can be read until it is waited for: so it is waited for only when it has ended.
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap_or_default();
+            let (cpu, ended) = Cpu::of(&stat).unwrap_or((self.cpu, true));
+            self.cpu = cpu;
+            if ended {
+                self.status = self.child.try_wait().ok().flatten();
+            }
         }
         self.status.is_some()
     }
@@ -94,13 +125,13 @@ impl Running {
         while !self.has_ended() && Instant::now() < deadline {
             std::thread::sleep(LOOK_EVERY);
         }
-        let status = self.status;
+        let (status, cpu) = (self.status, self.cpu);
         self.kill();
         let grace = Instant::now() + OUTPUT_GRACE;
         while self.readers.iter().any(|reader| !reader.is_finished()) && Instant::now() < grace {
             std::thread::sleep(LOOK_EVERY);
         }
-        Finished { name: self.name.clone(), pid: self.pid(), status, output: self.output_so_far() }
+        Finished { name: self.name.clone(), pid: self.pid(), status, output: self.output_so_far(), cpu }
     }
 
     /// Ends it and whatever it started in its process group, and reaps it.
@@ -153,6 +184,21 @@ mod tests {
         assert!(done.output.contains("out") && done.output.contains("err"));
         assert_eq!(done.status.and_then(|status| status.code()), Some(3));
         assert!(!done.success());
+    }
+
+    #[test]
+    fn cpu__is_read_after_a_name_with_blanks_and_parentheses() {
+        let stat = "7 (a ) (b) Z 1 7 7 0 -1 4 0 0 0 0 123 45 6 7 20 0 1 0 99";
+        let cpu = Cpu { own: Duration::from_millis(1680), children: Duration::from_millis(130) };
+        assert_eq!(Cpu::of(stat), Some((cpu, true)));
+        assert_eq!(Cpu::of(""), None);
+    }
+
+    #[test]
+    fn run__counts_what_a_child_used() {
+        let script = "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done";
+        let done = run("sh", &mut shell(script), Duration::from_secs(60)).unwrap();
+        assert!(done.success() && done.cpu.own > Duration::ZERO, "{:?}", done.cpu);
     }
 
     #[test]

@@ -70,11 +70,20 @@ enum Task {
     },
     /// The requirements of docs/protocol.md that no test cites; exit code 1 when a number is unknown or no code cites it
     Requirements,
-    /// Bandwidth and latency beside plain UDP and TCP in one run; exit code 1 below the goals
+    /// Bandwidth, message rate, latency and processor time beside plain UDP, TCP, UCX and libfabric in one run; exit code 1 below the goals
     Bench {
-        /// Fewer and shorter runs
+        /// Fewer rounds, 5 minutes
         #[arg(long)]
         quick: bool,
+        /// This many rounds
+        #[arg(long, value_parser = clap::value_parser!(u8).range(1..), conflicts_with = "quick")]
+        rounds: Option<u8>,
+        /// Only measures whose name contains this, and what they are judged by
+        #[arg(long, value_name = "NAME")]
+        only: Option<String>,
+        /// Draw the ratios into this file (SVG)
+        #[arg(long, value_name = "FILE")]
+        plot: Option<PathBuf>,
         /// Write all figures to this file
         #[arg(long, value_name = "FILE")]
         json: Option<PathBuf>,
@@ -100,7 +109,15 @@ fn main() -> ExitCode {
             results::run(&workspace, results::Options { quick, only: only.as_deref(), json: json.as_deref() })
         }
         Task::Requirements => requirements::list(&workspace),
-        Task::Bench { quick, json } => bench::run(&workspace, quick, json.as_deref()),
+        Task::Bench { quick, rounds, only, plot, json } => bench::run(
+            &workspace,
+            bench::Options {
+                rounds: rounds.map(usize::from).unwrap_or_else(|| bench::rounds(quick)),
+                only: only.as_deref(),
+                json: json.as_deref(),
+                plot: plot.as_deref(),
+            },
+        ),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,

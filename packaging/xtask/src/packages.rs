@@ -25,7 +25,7 @@ pub const TEST: &[&str] = &[
     "libfabric-bin",
 ];
 /// What the benches compare with.
-pub const BENCH: &[&str] = &["perftest", "iperf3"];
+pub const BENCH: &[&str] = &["perftest", "iperf3", "ucx-utils", "libfabric-bin", "iproute2", "util-linux"];
 
 /// Makes sure the packages are there. On a system without dpkg it trusts the user. The error says what to do.
 pub fn ensure(groups: &[&[&'static str]]) -> Result<(), String> {

@@ -3,6 +3,7 @@
 //! latency from below.
 
 mod blast;
+mod copy;
 mod core;
 mod pair;
 mod pingpong;
@@ -27,6 +28,8 @@ enum Command {
     Blast(blast::Args),
     /// UDP ping-pong, spinning or blocking: the lower bound of a small message's latency.
     UdpPingpong(pingpong::Args),
+    /// A copy in memory, for scale.
+    Copy(copy::Args),
     /// The protocol core alone: cost per packet, allocations, and memory per connection.
     Core(core::Args),
 }
@@ -38,6 +41,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Blast(args) => blast::run(&args),
         Command::UdpPingpong(args) => pingpong::run(&args),
+        Command::Copy(args) => copy::run(&args),
         Command::Core(args) => core::run(&args).map_err(std::io::Error::other),
     };
     match result {

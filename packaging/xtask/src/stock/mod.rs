@@ -5,7 +5,7 @@ mod checker;
 mod children;
 mod confined;
 mod interop;
-mod namespaces;
+pub mod namespaces;
 mod operator;
 pub mod pair;
 pub mod perftest;
