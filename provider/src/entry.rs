@@ -283,7 +283,7 @@ unsafe extern "C" fn async_event(ctx: *mut ibv_context, _event: *mut ibv_async_e
     }
 }
 
-unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -> c_int {
+pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -> c_int {
     // SAFETY: module comment; `wc` has room for `entries`.
     unsafe {
         let (Ok(cq), Ok(entries)) = (object::<Cq>(cq), usize::try_from(entries)) else {

@@ -19,6 +19,7 @@ mod device;
 mod dm;
 mod entry;
 mod exports;
+mod ext;
 mod ffi;
 mod flow;
 mod limits;

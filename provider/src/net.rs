@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 
-use metaroce_config::{Followed, NetView};
+use metaroce_config::{DeviceConfig, Followed, NetView};
 use metaroce_engine::Device;
 use parking_lot::{Mutex, RwLock};
 use rdma_core_sys::{IBV_EVENT_GID_CHANGE, IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR};
@@ -78,6 +78,11 @@ impl Watched {
     /// The port now.
     pub(crate) fn port(&self) -> Port {
         port(&self.view.state.read())
+    }
+
+    /// The configuration, with links and addresses as they are now.
+    pub(crate) fn config(&self) -> DeviceConfig {
+        self.view.state.read().config.clone()
     }
 
     /// Ends watching.

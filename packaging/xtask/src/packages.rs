@@ -11,6 +11,8 @@ pub const BUILD: &[&str] = &["gcc", "libc6-dev", "libibverbs-dev", "libclang-dev
 pub const DEMO: &[&str] = &["ibverbs-utils", "perftest"];
 /// What the tests run.
 pub const TEST: &[&str] = &[
+    "g++",
+    "binutils",
     "ibverbs-utils",
     "perftest",
     "python3",

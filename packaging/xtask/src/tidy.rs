@@ -13,13 +13,18 @@ const SOURCE_EXTENSIONS: [&str; 7] = ["rs", "c", "h", "py", "sh", "toml", "md"];
 
 /// Workspace crates each crate may use, whatever the kind of dependency. Crates below test-apps may use everything
 /// and are used by nothing else.
-const ARROWS: [(&str, &[&str]); 9] = [
+const ARROWS: [(&str, &[&str]); 11] = [
     ("metaroce-proto", &[]),
     ("metaroce-config", &[]),
     ("metaroce-stat", &[]),
     ("rdma-core-sys", &[]),
     ("metaroce-engine", &["metaroce-proto", "metaroce-config", "metaroce-stat"]),
-    ("metaroce-provider", &["metaroce-engine", "metaroce-proto", "metaroce-config", "rdma-core-sys"]),
+    ("metaroce-ext-abi", &[]),
+    ("metaroce-ext", &["metaroce-ext-abi", "rdma-core-sys"]),
+    (
+        "metaroce-provider",
+        &["metaroce-engine", "metaroce-ext-abi", "metaroce-proto", "metaroce-config", "rdma-core-sys"],
+    ),
     ("metaroce-shim", &["metaroce-config", "rdma-core-sys"]),
     ("metaroce-cli", &["metaroce-config", "metaroce-stat"]),
     ("xtask", &[]),

@@ -9,10 +9,10 @@ use metaroce_proto::snapshot::{ConnView, MrView, Page, QpView};
 use metaroce_proto::stats::PathStats;
 use metaroce_proto::steer::Flow;
 use metaroce_proto::steering::{Admin, PlaneState};
-use metaroce_proto::{Endpoint, Nanos, Refused, Sge};
+use metaroce_proto::{Endpoint, Nanos, Qpn, Refused, Sge};
 
 use crate::cq::{Cq, CqNotify};
-use crate::drive::Engine;
+use crate::drive::{self, Engine};
 use crate::engine::Core;
 use crate::fork;
 use crate::guard;
@@ -181,6 +181,40 @@ impl Device {
         self.engine.look(|io, _| io.endpoint.view_mrs(from))
     }
 
+    /// The queue pair of this number; `None` when there is none.
+    pub fn view_qp(&self, qpn: Qpn) -> Option<QpView> {
+        self.engine.look(|io, _| io.endpoint.view_qp(qpn))?
+    }
+
+    /// Planes, connections and queue pairs; `None` while the device is unused. The first page of each is of one moment,
+    /// further ones are taken after it, so that the engine is never held for long.
+    pub fn view_all(&self) -> Option<Everything> {
+        let per_plane = usize::from(self.config().paths_per_plane).max(1);
+        let (mut all, conns, qps) = self.engine.look(|io, now| {
+            let mut slots = Vec::new();
+            io.endpoint.path_stats(&mut slots);
+            let conns = io.endpoint.view_connections(now, 0);
+            let qps = io.endpoint.view_qps(0);
+            let all = Everything {
+                taken_ns: now,
+                one_moment: conns.next.is_none() && qps.next.is_none(),
+                counters: slots.chunks(per_plane).map(PathStats::sum).collect(),
+                wanted: io.endpoint.plane_states().to_vec(),
+                connections: conns.items,
+                qps: qps.items,
+            };
+            (all, conns.next, qps.next)
+        })?;
+        follow(&mut all.connections, conns, |from| self.view_connections(from));
+        follow(&mut all.qps, qps, |from| self.view_qps(from));
+        Some(all)
+    }
+
+    /// Source ports per plane that paths choose from.
+    pub fn entropies_per_plane(&self) -> u8 {
+        drive::entropies(self.config())
+    }
+
     /// Counters per plane, summed over its paths and all connections there were; `None` while the device is unused.
     pub fn view_planes(&self) -> Option<Vec<PathStats>> {
         let mut slots = Vec::new();
@@ -331,6 +365,31 @@ impl Device {
     /// process exits; afterwards nothing moves any more.
     pub fn exit(&self) {
         self.engine.close();
+    }
+}
+
+/// All that can be seen of a device.
+#[derive(Debug, Clone)]
+pub struct Everything {
+    /// When, by the device's clock.
+    pub taken_ns: Nanos,
+    /// All of it belongs to that moment.
+    pub one_moment: bool,
+    /// Counters per plane.
+    pub counters: Vec<PathStats>,
+    /// How planes and source ports are to be used.
+    pub wanted: Vec<PlaneState>,
+    /// Connections with their paths.
+    pub connections: Vec<ConnView>,
+    /// Queue pairs.
+    pub qps: Vec<QpView>,
+}
+
+/// Takes the pages that follow.
+fn follow<T>(items: &mut Vec<T>, mut next: Option<u32>, page: impl Fn(u32) -> Option<Page<T>>) {
+    while let Some(found) = next.and_then(&page) {
+        items.extend(found.items);
+        next = found.next;
     }
 }
 

@@ -319,7 +319,7 @@ impl Engine {
 }
 
 /// Source ports per plane and family: one per path and some more to change to.
-fn entropies(config: &DeviceConfig) -> u8 {
+pub(crate) fn entropies(config: &DeviceConfig) -> u8 {
     config.paths_per_plane.saturating_mul(2).max(ENTROPIES_MIN)
 }
 

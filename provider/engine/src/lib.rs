@@ -28,7 +28,7 @@ mod thread;
 mod udp;
 
 pub use cq::{Cq, CqNotify};
-pub use device::{Device, OpenError};
+pub use device::{Device, Everything, OpenError};
 pub use qp::{Qp, QpCreate, QpNotify, RecvPost, SendPost};
 pub use srq::{Srq, SrqPost};
 

@@ -167,6 +167,11 @@ impl Endpoint {
         let Page { items, next } = page(self.qps.iter_from(from as usize), OBJECTS_PER_PAGE);
         Page { items: items.into_iter().map(qp_view).collect(), next }
     }
+    /// One queue pair.
+    pub fn view_qp(&self, qpn: Qpn) -> Option<QpView> {
+        let (_, qp) = self.qps.iter_from(qpn.index()).next()?;
+        (qp.qpn == qpn).then(|| qp_view(qp))
+    }
     /// Keys from index `from` on.
     pub fn view_mrs(&self, from: u32) -> Page<MrView> {
         page(self.mrs.views_from(from as usize), OBJECTS_PER_PAGE)

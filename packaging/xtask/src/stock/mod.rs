@@ -4,6 +4,7 @@ mod addresses;
 mod checker;
 mod children;
 mod confined;
+mod extension;
 mod interop;
 pub mod namespaces;
 mod operator;
@@ -41,6 +42,7 @@ pub fn names() -> impl Iterator<Item = String> {
         spray::EVEN,
         spray::LOSS,
         children::CHILDREN,
+        extension::EXTENSION,
         operator::OPERATOR,
         confined::ORDINARY_USER,
         confined::SMALL_BUFFERS,
@@ -96,6 +98,7 @@ pub fn sample(workspace: &Workspace, options: Options, report: &mut Report) {
     for check in addresses::CHECKS {
         report.check(check.name, || addresses::run(workspace, check));
     }
+    report.check(extension::EXTENSION, || extension::run(workspace));
     report.check(operator::OPERATOR, || operator::run(workspace));
     report.check(confined::ORDINARY_USER, || confined::ordinary_user(workspace));
     report.check(confined::SMALL_BUFFERS, || confined::small_buffers(workspace, options.seed));
