@@ -10,6 +10,7 @@ mod followed;
 mod gid;
 mod guid;
 mod interface;
+mod link;
 mod os;
 mod resolve;
 mod settings;
@@ -22,6 +23,7 @@ pub use followed::Followed;
 pub use gid::{GID_TABLE_LEN, GidEntry, active_mtu, gid_table, gid_table_len};
 pub use guid::node_guid;
 pub use interface::{Interface, NetView};
+pub use link::link_rate_bps;
 pub use resolve::{ConfigFile, resolve};
 pub use settings::{Setting, settings, unknown_variables};
 
@@ -86,6 +88,8 @@ pub struct Plane {
     pub addrs: Vec<IpAddr>,
     /// The interface is up and has carrier.
     pub up: bool,
+    /// Bits per second of its link as configured (0: without limit); `None`: as the link says, see [`link_rate_bps`].
+    pub rate_bps: Option<u64>,
 }
 
 /// Seeded packet faults (`METAROCE_LOSS`, `_REORDER`, `_DUP`, `_DELAY_US`, `_SEED`). Fractions are 0.0..=1.0.

@@ -77,13 +77,25 @@ pub fn resolve(
             values.set(setting, setting.name, &text)?;
         }
     }
-    let planes = match &values.planes {
+    let mut planes = match &values.planes {
         Some(list) => configured_planes(list, &values.planes_place, net)?,
         None => {
             let interface = net.preferred().ok_or(ConfigError::NoInterface)?;
             vec![plane(interface, interface.name.clone(), &interface.addrs)]
         }
     };
+    match values.plane_rates.as_slice() {
+        [] => {}
+        [mbps] => planes.iter_mut().for_each(|plane| plane.rate_bps = Some(mbps * 1_000_000)),
+        list if list.len() == planes.len() => {
+            planes.iter_mut().zip(list).for_each(|(plane, mbps)| plane.rate_bps = Some(mbps * 1_000_000));
+        }
+        list => {
+            let value = list.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
+            let range = "one number of Mb/s, or as many as there are planes";
+            return Err(ConfigError::BadValue { place: "METAROCE_PLANE_RATE".to_owned(), value, range });
+        }
+    }
     Ok(DeviceConfig {
         planes,
         base_port: values.base_port,
@@ -130,7 +142,7 @@ fn text_of(value: &toml::Value) -> Option<String> {
         toml::Value::Float(number) => Some(number.to_string()),
         toml::Value::Boolean(switch) => Some(u8::from(*switch).to_string()),
         toml::Value::Array(items) => {
-            let items: Option<Vec<&str>> = items.iter().map(toml::Value::as_str).collect();
+            let items: Option<Vec<String>> = items.iter().map(text_of).collect();
             items.map(|items| items.join(","))
         }
         _ => None,
@@ -196,6 +208,7 @@ fn plane(interface: &Interface, label: String, addrs: &[IpAddr]) -> Plane {
         mac: interface.mac,
         addrs,
         up: interface.up && interface.running,
+        rate_bps: None,
     }
 }
 

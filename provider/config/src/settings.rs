@@ -30,8 +30,8 @@ impl Setting {
 #[must_use]
 pub fn settings() -> &'static [Setting] {
     const ALL: &[Setting] = &[
-        CONFIG, PLANES, BASE_PORT, PATHS, SEGMENT, BURST, RCVBUF, GSO, LOSS, CM_LOSS, REORDER, DUP, DELAY_US,
-        SEED, LOG,
+        CONFIG, PLANES, PLANE_RATE, BASE_PORT, PATHS, SEGMENT, BURST, RCVBUF, GSO, LOSS, CM_LOSS, REORDER,
+        DUP, DELAY_US, SEED, LOG,
     ];
     ALL
 }
@@ -48,6 +48,8 @@ pub fn unknown_variables<'a>(names: impl Iterator<Item = &'a str>) -> Vec<&'a st
 pub(crate) struct Values {
     pub planes: Option<String>,
     pub planes_place: String,
+    /// Mb/s per plane; one alone is for all of them, none: as the links say.
+    pub plane_rates: Vec<u64>,
     pub base_port: u16,
     pub paths: u8,
     pub segment: u32,
@@ -64,6 +66,7 @@ impl Default for Values {
         let mut values = Values {
             planes: None,
             planes_place: String::new(),
+            plane_rates: Vec::new(),
             base_port: 0,
             paths: 0,
             segment: 0,
@@ -100,6 +103,12 @@ impl Values {
                 self.planes = Some(text.to_owned());
                 place.clone_into(&mut self.planes_place);
             }
+            "METAROCE_PLANE_RATE" => {
+                let rate = |text: &str| {
+                    text.trim().parse::<u64>().ok().filter(|mbps| *mbps <= RATE_MBPS_MAX).ok_or_else(bad)
+                };
+                self.plane_rates = text.split(',').map(rate).collect::<Result<_, _>>()?;
+            }
             "METAROCE_BASE_PORT" => self.base_port = number32(1024, 64512)? as u16,
             "METAROCE_PATHS" => self.paths = number32(1, 16)? as u8,
             "METAROCE_SEGMENT" => self.segment = number32(512, 65000)?,
@@ -128,6 +137,9 @@ fn switch(text: &str) -> Option<bool> {
     }
 }
 
+/// 3.2 Tb/s: the largest rate that hints can name is above it.
+const RATE_MBPS_MAX: u64 = 3_200_000;
+
 const PREFIX: &str = "METAROCE_";
 
 const CONFIG: Setting = Setting {
@@ -141,6 +153,12 @@ const PLANES: Setting = Setting {
     default: "",
     range: "a comma-separated list of interfaces or local addresses, each with an optional label (eth0, rail1=eth1)",
     help: "Network planes of the device in order; the interface of the default route when unset.",
+};
+const PLANE_RATE: Setting = Setting {
+    name: "METAROCE_PLANE_RATE",
+    default: "",
+    range: "a number of Mb/s up to 3200000 for every plane, or a comma-separated list with one for each; 0: without limit",
+    help: "Rate of the planes' links, by which sending is paced and shared out; what the network cards say when unset.",
 };
 const BASE_PORT: Setting = Setting {
     name: "METAROCE_BASE_PORT",

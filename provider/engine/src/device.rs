@@ -18,6 +18,7 @@ use crate::fork;
 use crate::guard;
 use crate::outbox::Outbox;
 use crate::qp::{Qp, QpCreate, QpNotify};
+use crate::rates;
 use crate::srq::{Kind, Srq};
 use crate::{Errno, errno_of};
 
@@ -230,11 +231,16 @@ impl Device {
 
     /// The link of a plane went up or down: its paths are probed, or left, at once.
     pub fn set_plane_link(&self, plane: u8, up: bool) -> Result<(), Errno> {
+        let rate = self.config().planes.get(usize::from(plane)).filter(|_| up).map(rates::of_plane);
         self.engine.control(|Core { io, out, links_down, .. }, now| {
             let bit = 1u64.checked_shl(plane.into()).unwrap_or(0);
             *links_down = if up { *links_down & !bit } else { *links_down | bit };
             if let Some(io) = io {
                 io.endpoint.set_plane_state(now, plane, up, out);
+                if let Some(bps) = rate {
+                    io.rates.set(plane, bps);
+                }
+                io.rates.apply(&mut io.endpoint, *links_down);
             }
             Ok(())
         })

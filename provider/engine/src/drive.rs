@@ -22,6 +22,7 @@ use crate::doorbell::{Doorbell, Queue};
 use crate::engine::{Core, Done, Io, Work};
 use crate::impair::Impair;
 use crate::limits::*;
+use crate::rates::Rates;
 use crate::snapshot::Snapshot;
 use crate::udp::groups::Groups;
 use crate::udp::rx::Rx;
@@ -260,9 +261,10 @@ impl Engine {
             log::debug!("impairment: {impairment:?}");
         }
         log::debug!("slot {}, receive budget {} bytes", slot.number, slot.receive_budget_bytes);
-        let endpoint = Endpoint::new(core_config(config, &slot, entropies)?);
+        let rates = Rates::new(config);
+        let endpoint = Endpoint::new(core_config(config, &rates, &slot, entropies)?);
         let snapshot = Snapshot::new(config, slot.number);
-        Ok(Io::new(endpoint, Rx::new(slot.socket), tx, impair, snapshot))
+        Ok(Io::new(endpoint, rates, (Rx::new(slot.socket), tx), impair, snapshot))
     }
 
     /// Opens the socket for multicast groups, which live on plane 0, and has the thread look at it.
@@ -324,13 +326,19 @@ pub(crate) fn entropies(config: &DeviceConfig) -> u8 {
 }
 
 /// The core's settings.
-fn core_config(config: &DeviceConfig, slot: &slot::Slot, entropies: u8) -> std::io::Result<Config> {
-    let planes = config.planes.iter().map(|plane| metaroce_proto::config::PlaneConfig {
-        label: plane.label.clone(),
-        addrs: plane.addrs.clone(),
-        mtu: plane.mtu,
-        rate_bps: 0,
-    });
+fn core_config(
+    config: &DeviceConfig,
+    rates: &Rates,
+    slot: &slot::Slot,
+    entropies: u8,
+) -> std::io::Result<Config> {
+    let planes =
+        config.planes.iter().zip(rates.links()).map(|(plane, rate)| metaroce_proto::config::PlaneConfig {
+            label: plane.label.clone(),
+            addrs: plane.addrs.clone(),
+            mtu: plane.mtu,
+            rate_bps: *rate,
+        });
     Ok(Config {
         slot: slot.number,
         base_port: config.base_port,
@@ -348,6 +356,10 @@ fn core_config(config: &DeviceConfig, slot: &slot::Slot, entropies: u8) -> std::
         first_cpn: 0,
         datagram_bytes_max: metaroce_config::active_mtu(config),
         receive_budget_bytes: slot.receive_budget_bytes,
-        tuning: metaroce_proto::config::Tuning::default(),
+        tuning: metaroce_proto::config::Tuning {
+            link_ahead_ns: LINK_AHEAD_NS,
+            pace_credit_ns: PACE_CREDIT_NS,
+            ..metaroce_proto::config::Tuning::default()
+        },
     })
 }

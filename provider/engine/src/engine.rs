@@ -12,6 +12,7 @@ use crate::impair::Impair;
 use crate::limits::*;
 use crate::memory::HostMemory;
 use crate::outbox::Outbox;
+use crate::rates::Rates;
 use crate::snapshot::Snapshot;
 use crate::udp::groups::Groups;
 use crate::udp::rx::Rx;
@@ -41,6 +42,7 @@ pub(crate) struct Io {
     pub(crate) tx: Tx,
     pub(crate) impair: Option<Impair>,
     pub(crate) snapshot: Snapshot,
+    pub(crate) rates: Rates,
     memory: HostMemory,
     burst: TxBurst,
     sends: SendBatch,
@@ -118,6 +120,7 @@ impl Core {
             for plane in (0..64).filter(|plane| self.links_down >> plane & 1 == 1) {
                 io.endpoint.set_plane_state(engine.clock.now(), plane, false, &mut self.out);
             }
+            io.rates.apply(&mut io.endpoint, self.links_down);
             self.io = Some(io);
         }
         self.io.as_deref_mut().ok_or(libc::ENODEV)
@@ -125,9 +128,16 @@ impl Core {
 }
 
 impl Io {
-    pub(crate) fn new(endpoint: Endpoint, rx: Rx, tx: Tx, impair: Option<Impair>, snapshot: Snapshot) -> Io {
+    pub(crate) fn new(
+        endpoint: Endpoint,
+        rates: Rates,
+        (rx, tx): (Rx, Tx),
+        impair: Option<Impair>,
+        snapshot: Snapshot,
+    ) -> Io {
         Io {
             endpoint,
+            rates,
             rx,
             groups: None,
             tx,

@@ -20,6 +20,7 @@ mod memory;
 mod models;
 mod outbox;
 mod qp;
+mod rates;
 mod ring;
 mod snapshot;
 mod srq;

@@ -15,6 +15,12 @@ pub(crate) const TIMER_LATE_NS_MAX: u64 = 5_000_000;
 /// When the kernel's send buffer is full, the step tries again after this time (nanoseconds): a few bursts' worth.
 pub(crate) const TX_RETRY_NS: u64 = 50_000;
 
+/// How far ahead of a paced link packets are handed over (nanoseconds): the background thread wakes up about this late,
+/// and the kernel's queues, not ours, keep the link busy meanwhile.
+pub(crate) const LINK_AHEAD_NS: u64 = 100_000;
+/// Rate that a connection held by a rate hint may catch up after a late wake-up, in time (nanoseconds).
+pub(crate) const PACE_CREDIT_NS: u64 = 100_000;
+
 /// Datagrams per GSO send: the kernel's UDP_MAX_SEGMENTS before 6.8.
 pub(crate) const GSO_PACKETS_MAX: usize = 64;
 /// Bytes per GSO send: 65,535 less the largest IP and UDP headers, rounded down.

@@ -51,6 +51,10 @@ pub struct Tuning {
     /// Share of packets lost lately, in 1/65536, from which on the tail of what is sent goes twice (MR-LOSS-9); `u32::MAX`:
     /// never. It trades bandwidth nobody uses at that moment, and processor time, for the time of a repair.
     pub tail_copies_from: u32,
+    /// How far ahead of a paced link packets are handed over: a burst on its way while the next wake-up comes.
+    pub link_ahead_ns: Nanos,
+    /// Rate that a connection held by a rate hint may catch up after a late wake-up, in time.
+    pub pace_credit_ns: Nanos,
     /// Bytes in flight per connection whatever the peer grants.
     pub connection_bytes_max: u32,
     /// What steers the window of a path.
@@ -101,6 +105,8 @@ impl Default for Tuning {
             leave_after_ns: limits::LEAVE_AFTER_NS,
             delay_slack_ns: limits::DELAY_SLACK_NS,
             tail_copies_from: u32::MAX,
+            link_ahead_ns: limits::LINK_AHEAD_NS,
+            pace_credit_ns: limits::PACE_CREDIT_NS,
             connection_bytes_max: limits::CONN_BYTES_MAX,
             algorithm: Algorithm::EcnAimd(EcnAimd::default()),
         }
@@ -237,9 +243,9 @@ pub mod limits {
     pub const TAIL_COPIES: u32 = 2;
     /// One more for each such share of packets lost lately, in 1/65536: about 1.5 %.
     pub const TAIL_COPIES_SHARE: u32 = 1024;
-    /// How far ahead of a paced link packets are handed over: a burst on its way while the next wake-up comes.
+    /// How far ahead of a paced link packets are handed over by a driver that is always on time.
     pub const LINK_AHEAD_NS: Nanos = 1_000;
-    /// Rate a paced connection may catch up after a late wake-up, in time.
+    /// Rate that a connection may catch up, in time: others may have the link when its turn comes.
     pub const PACE_CREDIT_NS: Nanos = 5_000;
     /// Packets per burst when it is adaptive: 15 of 4 KiB fill a GSO datagram, and the rate is flat beyond.
     pub const BURST_ADAPTIVE: u32 = 15;

@@ -118,7 +118,7 @@ impl Endpoint {
             woken: Vec::new(),
             stats: EndpointStats::default(),
             path_stats: vec![PathStats::default(); slots],
-            pace: Pace::new(&config.planes),
+            pace: Pace::new(&config.planes, config.tuning.link_ahead_ns),
             inbound: Inbound::new(&config.planes),
             loss: LossRate::default(),
             planes: vec![PlaneState::default(); config.planes.len()],

@@ -9,6 +9,8 @@ use std::collections::VecDeque;
 #[derive(Debug, Default)]
 pub struct Pace {
     links: Vec<Link>,
+    /// How far ahead of a link packets are handed over.
+    ahead_ns: Nanos,
 }
 
 #[derive(Debug, Default)]
@@ -23,9 +25,9 @@ struct Link {
 
 impl Pace {
     /// Links of these planes.
-    pub fn new(planes: &[PlaneConfig]) -> Pace {
+    pub fn new(planes: &[PlaneConfig], ahead_ns: Nanos) -> Pace {
         let link = |p: &PlaneConfig| Link { ps_per_byte: ps_per_byte(p.rate_bps), ..Link::default() };
-        Pace { links: planes.iter().map(link).collect() }
+        Pace { links: planes.iter().map(link).collect(), ahead_ns }
     }
     /// The rate of a plane's link has changed (0: not known).
     pub fn set_rate(&mut self, plane: u8, bps: u64) {
@@ -35,9 +37,7 @@ impl Pace {
     }
     /// From when on the plane takes another burst. A little ahead of the link, so that it never runs dry.
     pub fn open_at(&self, plane: u8) -> Nanos {
-        self.links
-            .get(usize::from(plane))
-            .map_or(0, |l| (l.free_ps / 1000).saturating_sub(limits::LINK_AHEAD_NS))
+        self.links.get(usize::from(plane)).map_or(0, |l| (l.free_ps / 1000).saturating_sub(self.ahead_ns))
     }
     /// A packet of so many bytes of UDP payload was handed over.
     pub fn sent(&mut self, now: Nanos, plane: u8, bytes: u32) {
@@ -54,13 +54,13 @@ impl Pace {
     }
     /// The next connection whose link has become free.
     pub fn next_waiting(&mut self, now: Nanos) -> Option<u32> {
-        let ahead = limits::LINK_AHEAD_NS;
+        let ahead = self.ahead_ns;
         let open = |l: &&mut Link| !l.waiting.is_empty() && (l.free_ps / 1000).saturating_sub(ahead) <= now;
         self.links.iter_mut().find(open)?.waiting.pop_front()
     }
     /// When the next of those that wait can go on.
     pub fn next_at(&self) -> Option<Nanos> {
-        let at = |l: &Link| (l.free_ps / 1000).saturating_sub(limits::LINK_AHEAD_NS);
+        let at = |l: &Link| (l.free_ps / 1000).saturating_sub(self.ahead_ns);
         self.links.iter().filter(|l| !l.waiting.is_empty()).map(at).min()
     }
 }

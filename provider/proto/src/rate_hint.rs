@@ -87,15 +87,15 @@ impl Allowance {
     pub fn open_at(&self) -> Nanos {
         self.next_ps / 1000
     }
-    /// A packet left.
-    pub fn sent(&mut self, now: Nanos, bytes: u32) {
+    /// A packet left. As much rate as `credit_ns` holds may be caught up.
+    pub fn sent(&mut self, now: Nanos, bytes: u32, credit_ns: Nanos) {
         if self.rate_bps == 0 {
             return;
         }
         let wire = u64::from(bytes + limits::WIRE_OVERHEAD_BYTES);
         let took = (u128::from(wire) * 8_000_000_000_000 / u128::from(self.rate_bps)) as u64;
         // Leaving a little late, because of a wake-up or of others at the link, does not cost rate.
-        let late = (now.saturating_sub(limits::PACE_CREDIT_NS) * 1000).saturating_sub(took);
+        let late = (now.saturating_sub(credit_ns) * 1000).saturating_sub(took);
         self.next_ps = self.next_ps.max(late) + took;
     }
 }

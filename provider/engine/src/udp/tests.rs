@@ -22,6 +22,7 @@ fn lo() -> Plane {
         mac: [0; 6],
         addrs: vec![IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)],
         up: true,
+        rate_bps: None,
     }
 }
 

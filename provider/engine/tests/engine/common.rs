@@ -26,6 +26,7 @@ pub fn config(base_port: u16, impairment: Impairment) -> DeviceConfig {
             mac: [0; 6],
             addrs: vec![IpAddr::V4(Ipv4Addr::LOCALHOST)],
             up: true,
+            rate_bps: None,
         }],
         base_port,
         paths_per_plane: 4,
