@@ -358,7 +358,8 @@ fn core_config(
         receive_budget_bytes: slot.receive_budget_bytes,
         tuning: metaroce_proto::config::Tuning {
             link_ahead_ns: LINK_AHEAD_NS,
-            pace_credit_ns: PACE_CREDIT_NS,
+            link_ahead_bytes: LINK_AHEAD_BYTES,
+            host_slack_ns: HOST_SLACK_NS,
             ..metaroce_proto::config::Tuning::default()
         },
     })

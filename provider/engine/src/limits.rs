@@ -18,8 +18,10 @@ pub(crate) const TX_RETRY_NS: u64 = 50_000;
 /// How far ahead of a paced link packets are handed over (nanoseconds): the background thread wakes up about this late,
 /// and the kernel's queues, not ours, keep the link busy meanwhile.
 pub(crate) const LINK_AHEAD_NS: u64 = 100_000;
-/// Rate that a connection held by a rate hint may catch up after a late wake-up, in time (nanoseconds).
-pub(crate) const PACE_CREDIT_NS: u64 = 100_000;
+/// The same in bytes, for slow links: a thread that lost its core for a few milliseconds must not cost them rate.
+pub(crate) const LINK_AHEAD_BYTES: u32 = 256 << 10;
+/// How late a host may be because its cores have other work (nanoseconds): a time slice.
+pub(crate) const HOST_SLACK_NS: u64 = 4_000_000;
 
 /// Datagrams per GSO send: the kernel's UDP_MAX_SEGMENTS before 6.8.
 pub(crate) const GSO_PACKETS_MAX: usize = 64;

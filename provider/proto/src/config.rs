@@ -53,8 +53,11 @@ pub struct Tuning {
     pub tail_copies_from: u32,
     /// How far ahead of a paced link packets are handed over: a burst on its way while the next wake-up comes.
     pub link_ahead_ns: Nanos,
-    /// Rate that a connection held by a rate hint may catch up after a late wake-up, in time.
-    pub pace_credit_ns: Nanos,
+    /// The same in bytes, where that is longer, but not beyond `host_slack_ns`.
+    pub link_ahead_bytes: u32,
+    /// How much later than the network explains a host may answer, or go on sending, because its cores have other work:
+    /// rate hints count that long, and what was not sent meanwhile may be caught up.
+    pub host_slack_ns: Nanos,
     /// Bytes in flight per connection whatever the peer grants.
     pub connection_bytes_max: u32,
     /// What steers the window of a path.
@@ -106,7 +109,8 @@ impl Default for Tuning {
             delay_slack_ns: limits::DELAY_SLACK_NS,
             tail_copies_from: u32::MAX,
             link_ahead_ns: limits::LINK_AHEAD_NS,
-            pace_credit_ns: limits::PACE_CREDIT_NS,
+            link_ahead_bytes: 0,
+            host_slack_ns: 0,
             connection_bytes_max: limits::CONN_BYTES_MAX,
             algorithm: Algorithm::EcnAimd(EcnAimd::default()),
         }

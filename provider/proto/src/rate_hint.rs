@@ -87,15 +87,16 @@ impl Allowance {
     pub fn open_at(&self) -> Nanos {
         self.next_ps / 1000
     }
-    /// A packet left. As much rate as `credit_ns` holds may be caught up.
-    pub fn sent(&mut self, now: Nanos, bytes: u32, credit_ns: Nanos) {
+    /// A packet left. What was not sent for the host being late may be caught up.
+    pub fn sent(&mut self, now: Nanos, bytes: u32, host_slack_ns: Nanos) {
         if self.rate_bps == 0 {
             return;
         }
         let wire = u64::from(bytes + limits::WIRE_OVERHEAD_BYTES);
         let took = (u128::from(wire) * 8_000_000_000_000 / u128::from(self.rate_bps)) as u64;
         // Leaving a little late, because of a wake-up or of others at the link, does not cost rate.
-        let late = (now.saturating_sub(credit_ns) * 1000).saturating_sub(took);
+        let credit = host_slack_ns.max(limits::PACE_CREDIT_NS);
+        let late = (now.saturating_sub(credit) * 1000).saturating_sub(took);
         self.next_ps = self.next_ps.max(late) + took;
     }
 }
@@ -139,6 +140,8 @@ enum Kind {
 pub struct Inbound {
     /// Rate of the links in use, bit/s; 0: not known, no hints are given.
     capacity_bps: u64,
+    /// How late hosts may be.
+    host_slack_ns: Nanos,
     /// Part of it that is shared out, in 1/1024: lowered by marks.
     factor: u64,
     /// Senders limited by our hint.
@@ -159,11 +162,12 @@ pub struct Inbound {
 
 impl Inbound {
     /// All planes' links.
-    pub fn new(planes: &[PlaneConfig]) -> Inbound {
+    pub fn new(planes: &[PlaneConfig], host_slack_ns: Nanos) -> Inbound {
         let known = planes.iter().all(|p| p.rate_bps > 0);
         let sum = planes.iter().map(|p| p.rate_bps).sum();
         Inbound {
             capacity_bps: if known { sum } else { 0 },
+            host_slack_ns,
             factor: limits::HINT_FACTOR_MAX,
             ..Inbound::default()
         }
@@ -210,7 +214,7 @@ impl Inbound {
             }
             Kind::Hungry if backlog == HUNGRY => (d.bytes, d.since) = (0, now),
             // For a whole span it was not our hint that held it, or nothing more waits.
-            Kind::Hungry if backlog == 0 || now >= d.since + limits::DEMAND_SPAN_NS => {
+            Kind::Hungry if backlog == 0 || now >= d.since + self.span_ns() => {
                 self.hungry -= 1;
                 d.kind = Kind::Measured;
                 d.rate_bps = self.level(1);
@@ -218,7 +222,7 @@ impl Inbound {
             }
             _ => {}
         }
-        if d.kind == Kind::Measured && now >= d.since + limits::DEMAND_SPAN_NS {
+        if d.kind == Kind::Measured && now >= d.since + self.span_ns() {
             let rate = d.bytes * 8_000_000_000 / (now - d.since);
             self.measured_bps -= d.rate_bps;
             // Room to grow by a quarter per span. What it wants beyond an equal part it has to ask for by being hungry.
@@ -226,6 +230,10 @@ impl Inbound {
             self.measured_bps += d.rate_bps;
             (d.bytes, d.since) = (0, now);
         }
+    }
+    /// Span by which a sender is judged: bursts and hosts that are late must not look like its rate.
+    fn span_ns(&self) -> Nanos {
+        limits::DEMAND_SPAN_NS.max(self.host_slack_ns)
     }
     /// Rate per hungry sender if there were `more` of them.
     fn level(&self, more: u64) -> u64 {
@@ -290,7 +298,8 @@ impl Inbound {
         }
         let rate = decode(d.told.0).unwrap_or(0).max(1);
         let packet_ns = 4096 * 8_000_000_000 / rate;
-        let patience = limits::DEMAND_IDLE_NS.max(limits::HINT_LIFE_PACKETS * packet_ns);
+        let patience =
+            limits::DEMAND_IDLE_NS.max(limits::HINT_LIFE_PACKETS * packet_ns).max(2 * self.host_slack_ns);
         if d.last + patience > now {
             return;
         }

@@ -1,5 +1,5 @@
-//! The fabric: two hosts, a cable per plane. Loss strikes at the receiving host, where the sender cannot
-//! notice it.
+//! The fabric: two hosts, a cable per plane, or a switch where links have a rate. Loss strikes at the receiving host,
+//! where the sender cannot notice it.
 
 use std::fs::{self, File};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -8,6 +8,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::command::{CannotHere, Failure, run_in};
+use crate::switch::{Rate, Switch};
 use crate::system;
 
 /// Planes at most: one second octet each.
@@ -35,11 +36,21 @@ pub struct Plan {
     /// Segmentation-offload super-packets cross a cable whole, as on a real NIC; with loss they must be cut
     /// first, or one drop takes all of them.
     pub super_packets: bool,
+    /// Rate of every link, through a switch per plane; super-packets are cut then. `None`: as fast as the machine.
+    pub rate: Option<Rate>,
 }
 
 impl Default for Plan {
     fn default() -> Self {
-        Self { planes: 2, mtu: 9000, ipv6: false, ipv6_only: None, no_ipv4: false, super_packets: true }
+        Self {
+            planes: 2,
+            mtu: 9000,
+            ipv6: false,
+            ipv6_only: None,
+            no_ipv4: false,
+            super_packets: true,
+            rate: None,
+        }
     }
 }
 
@@ -60,6 +71,7 @@ pub struct Host {
 #[derive(Debug)]
 pub struct Fabric {
     hosts: [Host; 2],
+    switch: Option<Switch>,
     plan: Plan,
 }
 
@@ -128,7 +140,7 @@ impl Host {
                     &["addr", "add", &format!("{}/64", self.ipv6(plane)), "dev", &name, "nodad"],
                 )?;
             }
-            if !plan.super_packets {
+            if !plan.super_packets || plan.rate.is_some() {
                 self.tool("ethtool", &["-K", &name, "tx-udp-segmentation", "off"])?;
             }
             self.tool("ip", &["link", "set", &name, "mtu", &plan.mtu.to_string(), "up"])?;
@@ -157,7 +169,12 @@ impl Fabric {
         }
         let hosts = [Host::make(0)?, Host::make(1)?];
         let control = (!plan.has_ipv4(0) && !plan.no_ipv4).then(|| CONTROL_NAME.to_owned());
-        for name in (0..plan.planes).map(interface).chain(control) {
+        let switch = plan.rate.map(|_| Switch::new()).transpose()?;
+        let cabled = if switch.is_some() { 0 } else { plan.planes };
+        for (plane, switch) in switch.iter().flat_map(|switch| (0..plan.planes).map(move |p| (p, switch))) {
+            switch.connect(plane, plan.mtu, hosts.each_ref().map(Host::path))?;
+        }
+        for name in (0..cabled).map(interface).chain(control) {
             let far = hosts[1].path();
             let cable = ["link", "add", &name, "type", "veth", "peer", "name", &name, "netns", &far]
                 .map(str::to_owned);
@@ -166,7 +183,12 @@ impl Fabric {
         for host in &hosts {
             host.configure(&plan)?;
         }
-        let fabric = Self { hosts, plan };
+        for plane in 0..plan.planes {
+            if let (Some(switch), Some(rate)) = (&switch, plan.rate) {
+                switch.set_rate(plane, rate)?;
+            }
+        }
+        let fabric = Self { hosts, switch, plan };
         fabric.wait_for_carrier()?;
         Ok(fabric)
     }
@@ -174,6 +196,11 @@ impl Fabric {
     /// The hosts.
     pub fn hosts(&self) -> &[Host; 2] {
         &self.hosts
+    }
+
+    /// What is between them, if links have a rate.
+    pub fn switch(&self) -> Option<&Switch> {
+        self.switch.as_ref()
     }
 
     /// What it was built to.
@@ -186,9 +213,14 @@ impl Fabric {
         (0..self.plan.planes).map(interface).collect::<Vec<_>>().join(",")
     }
 
-    /// From now on each plane of both hosts drops this many of 1000 packets that arrive (0 ends it, 1000 is a
+    /// From now on each plane of both hosts drops this many of 1000 UDP packets that arrive (0 ends it, 1000 is a
     /// black hole). Planes not listed lose nothing.
     pub fn set_loss(&self, per_mille: &[(usize, u32)]) -> Result<(), Failure> {
+        (0..self.hosts.len()).try_for_each(|host| self.set_loss_at(host, per_mille))
+    }
+
+    /// The same at one host only: what it sends arrives.
+    pub fn set_loss_at(&self, host: usize, per_mille: &[(usize, u32)]) -> Result<(), Failure> {
         let mut rules = String::from(
             "add table inet loss\ndelete table inet loss\nadd table inet loss\n\
              add chain inet loss input { type filter hook input priority 0; }\n",
@@ -196,13 +228,38 @@ impl Fabric {
         for (plane, loss) in per_mille.iter().filter(|(_, loss)| *loss > 0) {
             let chance =
                 if *loss >= 1000 { String::new() } else { format!("numgen random mod 1000 < {loss} ") };
-            rules +=
-                &format!("add rule inet loss input iifname \"{}\" {chance}counter drop\n", interface(*plane));
+            rules += &format!(
+                "add rule inet loss input iifname \"{}\" meta l4proto udp {chance}counter drop\n",
+                interface(*plane)
+            );
         }
-        for host in &self.hosts {
-            host.tool("nft", &[&rules])?;
+        self.hosts[host].tool("nft", &[&rules]).map(|_| ())
+    }
+
+    /// Packets that arrive on a plane of a host beyond so many per second are marked CE if they can be (ECT(0)).
+    pub fn set_marks(&self, host: usize, planes: &[(usize, u32)]) -> Result<(), Failure> {
+        let mut rules = String::from(
+            "add table inet marks\ndelete table inet marks\nadd table inet marks\n\
+             add chain inet marks input { type filter hook input priority 10; }\n",
+        );
+        for (plane, packets) in planes {
+            rules += &format!(
+                "add rule inet marks input iifname \"{}\" ip ecn ect0 limit rate over {packets}/second burst 32 packets \
+                 counter ip ecn set ce\n",
+                interface(*plane)
+            );
         }
-        Ok(())
+        self.hosts[host].tool("nft", &[&rules]).map(|_| ())
+    }
+
+    /// Bytes that have arrived on each plane of a host.
+    pub fn arrived(&self, host: usize) -> Result<Vec<u64>, Failure> {
+        let table = self.hosts[host].run(|| fs::read_to_string("/proc/thread-self/net/dev"))??;
+        let of = |name: String| {
+            let line = table.lines().find_map(|line| line.trim().strip_prefix(&format!("{name}:")));
+            line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+        };
+        Ok((0..self.plan.planes).map(interface).map(of).collect())
     }
 
     /// Takes a host's end of a plane down, or up again.

@@ -12,7 +12,7 @@ use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use metaroce_netns::{Fabric, Failure, Plan, become_root_of_own_namespace};
+use metaroce_netns::{Fabric, Failure, Plan, Rate, become_root_of_own_namespace};
 
 /// The exit code that means "not on this machine", as test harnesses know it.
 const SKIP: u8 = 77;
@@ -48,6 +48,9 @@ struct Cli {
     /// Cut segmentation-offload packets at the sender, as without this kind of NIC (always so with --loss).
     #[arg(long)]
     cut: bool,
+    /// Rate of every link in Mb/s, with switches between the hosts.
+    #[arg(long, value_name = "MBIT")]
+    rate: Option<u32>,
     /// Command of the server, words separated by blanks; without it only the client runs.
     #[arg(long)]
     server: Option<String>,
@@ -99,6 +102,7 @@ fn run(cli: &Cli) -> Result<u8, Failure> {
         ipv6_only: if cli.no_ipv4 { Some(0) } else { cli.ipv6_only },
         no_ipv4: cli.no_ipv4,
         super_packets,
+        rate: cli.rate.map(Rate::mbit),
     };
     let fabric = Fabric::new(plan)?;
     if cli.loss > 0 {

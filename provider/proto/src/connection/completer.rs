@@ -100,13 +100,14 @@ pub fn on_ack<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, ack: &Ack) {
 
 /// The part of the window granted by the peer's hint that falls to each plane in use, in packets; 0 without a hint.
 fn plane_target<S: Sink>(p: &Parts<'_, S>, conn: &Conn) -> u32 {
-    let rtt = conn.min_rtt_ns.saturating_add(p.config.tuning.ack_delay_ns);
+    let slack = p.config.tuning.host_slack_ns;
+    let rtt = conn.min_rtt_ns.saturating_add(p.config.tuning.ack_delay_ns + slack);
     if !conn.allowance.is_fresh(p.now, rtt, conn.segment) {
         return 0;
     }
     let mut planes = 0u64;
     conn.paths.iter().filter(|x| x.in_use()).for_each(|x| planes |= 1 << (x.plane % 64));
-    conn.allowance.window(p.now, rtt, conn.is_delayed(), conn.segment)
+    conn.allowance.window(p.now, rtt, conn.is_delayed(slack), conn.segment)
         / conn.segment
         / planes.count_ones().max(1)
 }

@@ -271,8 +271,8 @@ impl Conn {
         }
     }
     /// Round trips take half as long again as they could: a queue stands somewhere.
-    pub fn is_delayed(&self) -> bool {
-        self.rtt.latest_ns > self.min_rtt_ns.saturating_add(self.min_rtt_ns / 2)
+    pub fn is_delayed(&self, host_slack_ns: Nanos) -> bool {
+        self.rtt.latest_ns > self.min_rtt_ns.saturating_add(self.min_rtt_ns / 2 + host_slack_ns)
     }
     /// The peer may be addressed with data.
     pub fn usable(&self) -> bool {

@@ -67,7 +67,7 @@ pub fn build_packet<S: Sink>(
     let plane = tx.plane;
     let slot = p.path_slot(plane, path, conn.paths.len());
     p.pace.sent(p.now, plane, b.size);
-    conn.allowance.sent(p.now, b.size, p.config.tuning.pace_credit_ns);
+    conn.allowance.sent(p.now, b.size, p.config.tuning.host_slack_ns);
     p.count_tx(slot, b.size, true, b.retransmit);
     Some(b.size)
 }

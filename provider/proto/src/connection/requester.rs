@@ -529,9 +529,10 @@ struct Grant {
 /// The connection's window: what the peer's buffer, the settings and the peer's rate hint allow (MR-CC-4, MR-CC-8).
 fn grant<S: Sink>(p: &Parts<'_, S>, conn: &Conn) -> Grant {
     let (a, now) = (&conn.allowance, p.now);
-    let known = conn.min_rtt_ns != Nanos::MAX;
-    let rtt = if known { conn.min_rtt_ns + p.config.tuning.ack_delay_ns } else { limits::PTO_INITIAL_NS };
-    let hint = a.window(now, rtt, conn.is_delayed(), conn.segment);
+    let (known, slack) = (conn.min_rtt_ns != Nanos::MAX, p.config.tuning.host_slack_ns);
+    let rtt =
+        if known { conn.min_rtt_ns + p.config.tuning.ack_delay_ns + slack } else { limits::PTO_INITIAL_NS };
+    let hint = a.window(now, rtt, conn.is_delayed(slack), conn.segment);
     let others = conn.budget.min(p.config.tuning.connection_bytes_max);
     let left = |limit: u32| {
         let packets = limit.saturating_sub(conn.in_flight_bytes) / conn.segment;
