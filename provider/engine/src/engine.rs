@@ -7,7 +7,7 @@ use metaroce_proto::{Endpoint, Nanos, RecvBatch, SendBatch, TxBurst};
 
 use crate::Errno;
 use crate::doorbell::Queue;
-use crate::drive::Engine;
+use crate::drive::{Clock, Engine};
 use crate::impair::Impair;
 use crate::limits::*;
 use crate::memory::HostMemory;
@@ -89,7 +89,7 @@ impl Core {
         done.app_steps = *app_steps;
         done.posted = io.take_doorbells(now, engine, out);
         if work == Work::All {
-            io.receive(now, out, &mut done);
+            io.receive(&engine.clock, out, &mut done);
             io.run_timers(now, out, &done);
             if done.received > 0 {
                 now = engine.clock.now();
@@ -186,28 +186,33 @@ impl Io {
         }
     }
 
-    fn receive(&mut self, now: Nanos, out: &mut Outbox, done: &mut Done) {
+    /// Takes in what the sockets have. Packets are stamped when they have been read: a stamp from before, while some were
+    /// still on their way, would make them seem to have waited here, and the peer take that off its round trips.
+    fn receive(&mut self, clock: &Clock, out: &mut Outbox, done: &mut Done) {
         let Io { endpoint, rx, groups, impair, memory, .. } = self;
-        let mut deliver =
-            |meta: &metaroce_proto::RxMeta, bytes: &[u8]| endpoint.on_datagram(now, meta, bytes, memory, out);
+        let mut deliver = |now: Nanos, meta: &metaroce_proto::RxMeta, bytes: &[u8]| {
+            endpoint.on_datagram(now, meta, bytes, memory, out);
+        };
         if let Some(impair) = impair {
-            impair.due(now, &mut deliver);
+            let now = clock.now();
+            impair.due(now, &mut |meta, bytes| deliver(now, meta, bytes));
         }
         // Takes a round from a socket; true if it may have more.
         let mut take = |rx: &mut Rx, done: &mut Done| {
             let messages = rx.receive();
+            let now = clock.now();
             for i in 0..messages {
                 let Some(message) = rx.message(i) else { continue };
                 for datagram in message.datagrams() {
                     done.received += 1;
                     match impair {
-                        None => deliver(&message.meta, datagram),
+                        None => deliver(now, &message.meta, datagram),
                         Some(impair) => impair.pass(
                             now,
                             &message.meta,
                             datagram,
                             metaroce_proto::wire::is_data,
-                            &mut deliver,
+                            &mut |meta, bytes| deliver(now, meta, bytes),
                         ),
                     }
                 }

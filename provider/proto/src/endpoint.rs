@@ -10,6 +10,7 @@ use crate::mr::MrTable;
 use crate::pace::Pace;
 use crate::parts::{LossRate, Parts};
 use crate::path::TxFrame;
+use crate::plane_status::PlaneStatus;
 use crate::rate_hint::Inbound;
 use crate::stats::{EndpointStats, PathStats};
 use crate::steer::FlowTable;
@@ -57,6 +58,7 @@ pub struct Endpoint {
     pub(crate) loss: LossRate,
     /// Which planes and ports are to be used.
     pub(crate) planes: Vec<PlaneState>,
+    pub(crate) plane_status: PlaneStatus,
     pub(crate) senders: u32,
     pub(crate) senders_at: Nanos,
     in_flight_bytes: u64,
@@ -83,6 +85,7 @@ macro_rules! parts {
             loss: &mut $self.loss,
             senders: $self.senders,
             planes: &$self.planes,
+            plane_status: $self.plane_status,
             woken: &mut $self.woken,
             sink: $sink,
         }
@@ -122,6 +125,7 @@ impl Endpoint {
             inbound: Inbound::new(&config.planes, config.tuning.host_slack_ns),
             loss: LossRate::default(),
             planes: vec![PlaneState::default(); config.planes.len()],
+            plane_status: PlaneStatus::default(),
             senders: 0,
             senders_at: 0,
             in_flight_bytes: 0,

@@ -5,6 +5,7 @@ use crate::connection::{Conn, ConnState, completer, responder, response};
 use crate::memory::Memory;
 use crate::parts::Parts;
 use crate::path::rx_window::Arrival;
+use crate::plane_status::{self, PlaneStatus};
 use crate::types::*;
 use crate::wire::{self, Frame, Frames, HEADER_BYTES, Header, PacketType};
 
@@ -56,6 +57,9 @@ pub fn take_packet<S: Sink>(
             Frame::Hint { epoch, rate, budget } => {
                 conn.budget = budget.max(limits::BUDGET_MIN);
                 conn.allowance.take(p.now, epoch, rate, (conn.cid >> 24) as u16);
+            }
+            Frame::Planes { epoch, down } => {
+                plane_status::on_status(p, conn, PlaneStatus { epoch, down });
             }
             Frame::Close => closed = true,
             Frame::CloseAck => {

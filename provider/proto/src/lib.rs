@@ -20,6 +20,7 @@ mod pace;
 mod parts;
 mod path;
 mod peers;
+mod plane_status;
 mod qp;
 mod rate_hint;
 mod raw;

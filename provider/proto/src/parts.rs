@@ -6,6 +6,7 @@ use crate::connection::{Conn, tags};
 use crate::mr::MrTable;
 use crate::pace::Pace;
 use crate::path::TxFrame;
+use crate::plane_status::PlaneStatus;
 use crate::qp::{Qp, Wqe};
 use crate::rate_hint::Inbound;
 use crate::stats::{EndpointStats, PathStats};
@@ -63,6 +64,8 @@ pub struct Parts<'a, S> {
     pub senders: u32,
     /// Which planes and ports are to be used.
     pub planes: &'a [PlaneState],
+    /// What peers are told of that.
+    pub plane_status: PlaneStatus,
     /// QPs to which requests were posted within this call.
     pub woken: &'a mut Vec<Qpn>,
     /// Completions and events.

@@ -136,6 +136,8 @@ pub enum Cause {
     Plane,
     /// The link of its plane went down.
     Link,
+    /// The peer says that the plane is down at its end.
+    Peer,
     /// It has answered again.
     Answered,
     /// An operator or the application wanted it.
@@ -150,6 +152,7 @@ impl Cause {
             Cause::Silence => "silence",
             Cause::Plane => "plane",
             Cause::Link => "link",
+            Cause::Peer => "peer",
             Cause::Answered => "answered",
             Cause::Operator => "operator",
         }

@@ -6,6 +6,7 @@ use crate::connection::{Conn, completer};
 use crate::endpoint::{Endpoint, parts};
 use crate::parts::Parts;
 use crate::path::{Health, PathTx};
+use crate::plane_status;
 use crate::stats::Cause;
 use crate::types::*;
 
@@ -48,6 +49,7 @@ impl Endpoint {
     pub fn set_plane_state(&mut self, now: Nanos, plane: u8, up: bool, sink: &mut impl Sink) {
         let Some(state) = self.planes.get_mut(usize::from(plane)) else { return };
         state.link_up = up;
+        self.tell_status();
         self.each_usable(now, sink, |p, conn| {
             if up {
                 probe_plane(p, conn, plane);
@@ -72,6 +74,7 @@ impl Endpoint {
             return Err(Refused::Busy);
         }
         state.admin = admin;
+        self.tell_status();
         let mut kept = 0;
         self.each_usable(now, sink, |p, conn| kept += usize::from(obey(p, conn)));
         Ok(kept)
@@ -136,6 +139,13 @@ impl Endpoint {
         obey(&mut p, &mut conn);
         self.put(conn);
     }
+    /// Peers hear of planes that went down or up with the next acknowledgement, which goes at once (MR-PATH-4).
+    fn tell_status(&mut self) {
+        if self.plane_status.follow(&self.planes) {
+            let told = self.conns.iter_mut().flatten().filter(|conn| conn.takes_status && conn.usable());
+            told.for_each(|conn| conn.ack.now = true);
+        }
+    }
     fn each_usable<S: Sink>(
         &mut self,
         now: Nanos,
@@ -187,24 +197,30 @@ pub(crate) fn enforce<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn) -> bool {
     let unlinked = |x: &PathTx| {
         planes.get(usize::from(x.plane)).is_some_and(|plane| !plane.link_up) && x.changed.1 != Cause::Answered
     };
-    if !conn.paths.iter().any(|x| x.in_use() && (x.barred || unlinked(x))) {
+    let others_serve = plane_status::others_serve(conn);
+    let unwanted = |x: &PathTx| x.barred || x.peer_down && others_serve || unlinked(x);
+    if !conn.paths.iter().any(|x| x.in_use() && unwanted(x)) {
         return false;
     }
-    if !conn.paths.iter().any(|x| x.in_use() && !x.barred && !unlinked(x)) {
+    if !conn.paths.iter().any(|x| x.in_use() && !unwanted(x)) {
         return true;
     }
     for index in 0..conn.paths.len() {
         let path = &mut conn.paths[index];
-        if !path.in_use() || !path.barred && !unlinked(path) {
+        if !path.in_use() || !unwanted(path) {
             continue;
         }
-        let drains =
-            planes.get(usize::from(path.plane)).is_some_and(|x| x.admin == Admin::Drain && x.link_up);
+        let state = planes.get(usize::from(path.plane)).copied().unwrap_or_default();
+        let drains = state.admin == Admin::Drain && state.link_up && !path.peer_down;
         if drains {
             path.draining = true;
             path.changed = (p.now, Cause::Operator);
         } else {
-            let cause = if path.barred { Cause::Operator } else { Cause::Link };
+            let cause = match path {
+                PathTx { barred: true, .. } => Cause::Operator,
+                PathTx { peer_down: true, .. } => Cause::Peer,
+                _ => Cause::Link,
+            };
             completer::leave_path(p, conn, index, cause);
         }
     }

@@ -132,3 +132,89 @@ fn planes_of_different_families__all_carry() {
     let shares = per_plane(&net);
     assert!(shares.iter().all(|n| n * 3 > shares.iter().sum::<u64>()), "{shares:?}");
 }
+
+/// A silent plane is left before long, also when it held half of the window and more. Proves MR-CC-10.
+#[test]
+fn black_hole__is_left_within_milliseconds() {
+    for (planes, hole, delay_us, seed) in
+        [(2, 0, 10, 44), (2, 1, 10, 45), (2, 0, 1000, 46), (4, 0, 10, 47), (4, 3, 1000, 48), (8, 2, 100, 49)]
+    {
+        let mut net = Net::with_planes(2, planes, seed);
+        net.faults.delay_ns = delay_us * 1000;
+        let (qa, _) = net.pair(0, 1);
+        let keys = (net.mr(0, 0, 1 << 20), net.mr(1, 0, 1 << 20));
+        stream(&mut net, qa, keys, 8 * MS + 8 * delay_us * 1000);
+        net.black_holes = vec![hole];
+        let budget = 20 * MS + 20 * delay_us * 1000;
+        stream(&mut net, qa, keys, budget);
+        let before = per_plane(&net)[hole];
+        let done = stream(&mut net, qa, keys, 5 * MS + 5 * delay_us * 1000);
+        let wasted = per_plane(&net)[hole] - before;
+        assert!(
+            wasted < 20 && done > 0,
+            "{planes} planes, {delay_us} us, seed {seed}: {wasted} wasted, {done} done"
+        );
+    }
+}
+
+/// Tells host 1 that its plane's link is down, or up.
+fn set_far_link(net: &mut Net, plane: u8, up: bool) {
+    let (now, host) = (net.now, &mut net.hosts[1]);
+    host.ep.set_plane_state(now, plane, up, &mut host.log);
+}
+
+/// The far end's link goes down: it says so, and its peer leaves the plane without waiting for silence. Proves MR-PATH-4
+/// and MR-PATH-5.
+#[test]
+fn far_end_down__is_left_at_once_and_used_again() {
+    let mut net = Net::with_planes(2, 4, 7);
+    let (qa, _) = net.pair(0, 1);
+    let keys = (net.mr(0, 0, 1 << 20), net.mr(1, 0, 1 << 20));
+    stream(&mut net, qa, keys, 5 * MS);
+    net.black_holes = vec![2];
+    set_far_link(&mut net, 2, false);
+    net.run(100_000);
+    let before = per_plane(&net)[2];
+    stream(&mut net, qa, keys, 5 * MS);
+    let spent = per_plane(&net)[2] - before;
+    assert!(spent < 20, "{spent} packets sent towards a plane that the peer said is down");
+    net.black_holes.clear();
+    set_far_link(&mut net, 2, true);
+    net.run(MS);
+    let before = per_plane(&net);
+    stream(&mut net, qa, keys, 20 * MS);
+    let spent: Vec<u64> = per_plane(&net).iter().zip(&before).map(|(a, b)| a - b).collect();
+    assert!(spent[2] * 8 >= spent.iter().sum::<u64>(), "plane 2 is not used again: {spent:?}");
+}
+
+/// An operator at the far end wants a plane left whose link works: probes that are answered do not bring it back.
+#[test]
+fn far_end_unwanted__stays_left_though_it_answers() {
+    let mut net = Net::with_planes(2, 2, 8);
+    let (qa, _) = net.pair(0, 1);
+    let keys = (net.mr(0, 0, 1 << 20), net.mr(1, 0, 1 << 20));
+    stream(&mut net, qa, keys, 5 * MS);
+    let (now, host) = (net.now, &mut net.hosts[1]);
+    host.ep.set_plane_admin(now, 0, steering::Admin::Down, &mut host.log).unwrap();
+    net.run(MS);
+    let before = per_plane(&net)[0];
+    stream(&mut net, qa, keys, 5 * MS);
+    assert!(per_plane(&net)[0] - before < 20);
+}
+
+/// The far end takes a link for down that works: while the other plane serves it stays left, but when that one dies the
+/// transfer goes on over it.
+#[test]
+fn far_end_mistaken__the_plane_serves_when_no_other_does() {
+    let mut net = Net::with_planes(2, 2, 9);
+    let (qa, _) = net.pair(0, 1);
+    let keys = (net.mr(0, 0, 1 << 20), net.mr(1, 0, 1 << 20));
+    stream(&mut net, qa, keys, 5 * MS);
+    set_far_link(&mut net, 0, false);
+    net.run(MS);
+    let before = per_plane(&net)[0];
+    stream(&mut net, qa, keys, 5 * MS);
+    assert!(per_plane(&net)[0] - before < 20);
+    net.black_holes = vec![1];
+    assert!(stream(&mut net, qa, keys, 60 * MS) > 0);
+}

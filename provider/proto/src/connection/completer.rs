@@ -4,6 +4,7 @@ use super::{Conn, REQUESTS, RESPONSES, Retransmit};
 use crate::config::limits;
 use crate::parts::Parts;
 use crate::path::{AckNews, FrameKind, Health, PathTx, PktState, TxFrame};
+use crate::plane_status;
 use crate::qp::rnr_timer_ns;
 use crate::seq::{RangeState, later16, unwrap32};
 use crate::stats::Cause;
@@ -63,7 +64,9 @@ pub fn on_ack<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, ack: &Ack) {
     path.tally.on_ack(u64::from(newly), bytes, spurious, ended);
     path.tally.on_marks(ack.ce);
     note_spurious(p, path, spurious, lateness);
-    if newly > 0 || answered {
+    let index = usize::from(ack.path);
+    if (newly > 0 || answered) && !plane_status::stays_left(conn, index) {
+        let path = &mut conn.paths[index];
         let returned = !path.health.is_active();
         path.absolve(p.now);
         let plane = path.plane;
@@ -78,7 +81,6 @@ pub fn on_ack<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, ack: &Ack) {
             steering::enforce(p, conn);
         }
     }
-    let index = usize::from(ack.path);
     if newly > 0 || answered {
         // The answer to a PING proves life, not that anything of a stream gets on.
         if p.acked.iter().any(|f| f.kind != FrameKind::Ping) {

@@ -81,7 +81,7 @@ impl Conn {
             message_window: limits::MESSAGE_WINDOW,
             paths: (config.planes.len() * usize::from(config.paths_per_plane)).min(64) as u8,
             first_cpn: [config.first_cpn; 2],
-            features: if hints { wire::FEATURE_HINTS } else { 0 },
+            features: wire::FEATURE_PLANES | if hints { wire::FEATURE_HINTS } else { 0 },
             planes,
         }
     }
@@ -126,6 +126,7 @@ impl Conn {
         self.peer_incarnation = hello.incarnation;
         self.message_window = u64::from(hello.message_window);
         self.allowance.expected = hello.features & wire::FEATURE_HINTS != 0;
+        self.takes_status = hello.features & wire::FEATURE_PLANES != 0;
         self.budget = hello.budget.max(limits::BUDGET_MIN);
         let window =
             |space: usize| Window::new(ORIGIN + u64::from(hello.first_cpn[space]), limits::CPN_WINDOW);
@@ -167,14 +168,15 @@ impl Conn {
     /// connection was made for (MR-HELLO-8).
     fn make_paths(&mut self, hello: &Hello, config: &Config) {
         let port = config.base_port + self.peer_slot;
-        let mut routes: Vec<(u8, IpAddr)> = Vec::new();
+        let mut routes: Vec<(u8, IpAddr, u8)> = Vec::new();
         for (i, plane) in config.planes.iter().enumerate() {
-            let Some(theirs) = hello.planes.iter().find(|p| p.label == plane.label) else { continue };
+            let Some(at) = hello.planes.iter().position(|p| p.label == plane.label) else { continue };
+            let theirs = &hello.planes[at];
             let reachable = |a: &IpAddr| plane.addrs.iter().any(|ours| ours.is_ipv4() == a.is_ipv4());
             let mut candidates: Vec<IpAddr> = theirs.addrs.iter().copied().filter(reachable).collect();
             // The address we were given, its family, any other: a stable sort keeps the peer's order within each.
             candidates.sort_by_key(|a| (*a != self.peer_ip, a.is_ipv4() != self.peer_ip.is_ipv4()));
-            routes.extend(candidates.first().map(|addr| (i as u8, *addr)));
+            routes.extend(candidates.first().map(|addr| (i as u8, *addr, at as u8)));
         }
         if !routes.iter().any(|r| r.1 == self.peer_ip) {
             // Labels differ between the ends: planes cannot be paired, the known address serves.
@@ -182,20 +184,19 @@ impl Conn {
                 .planes
                 .iter()
                 .position(|p| p.addrs.iter().any(|a| a.is_ipv4() == self.peer_ip.is_ipv4()));
-            routes = vec![(plane.unwrap_or(0) as u8, self.peer_ip)];
+            let theirs = hello.planes.iter().position(|p| p.addrs.contains(&self.peer_ip));
+            routes = vec![(plane.unwrap_or(0) as u8, self.peer_ip, theirs.map_or(u8::MAX, |at| at as u8))];
         }
         let slots = usize::from(config.paths_per_plane);
         for slot in 0..slots {
-            for (plane, addr) in &routes {
+            for (plane, addr, theirs) in &routes {
                 let entropy =
                     (self.index as usize * slots + slot) % usize::from(config.entropies_per_plane.max(1));
-                self.paths.push(PathTx::new(
-                    *plane,
-                    entropy as u8,
-                    SocketAddr::new(*addr, port),
-                    config.first_psn,
-                    config.tuning.algorithm,
-                ));
+                let dst = SocketAddr::new(*addr, port);
+                let mut path =
+                    PathTx::new(*plane, entropy as u8, dst, config.first_psn, config.tuning.algorithm);
+                path.peer_plane = *theirs;
+                self.paths.push(path);
             }
         }
         self.paths.truncate(64);

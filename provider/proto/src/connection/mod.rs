@@ -17,6 +17,7 @@ mod xrc;
 
 use crate::config::{Config, Tuning, limits};
 use crate::path::{PathRx, PathTx, Rtt, TxFrame};
+use crate::plane_status::PlaneStatus;
 use crate::rate_hint::{Allowance, Demand};
 use crate::seq::{ORIGIN, Window};
 use crate::types::*;
@@ -197,6 +198,10 @@ pub struct Conn {
     pub demand: Demand,
     /// Round trips on all paths.
     pub rtt: Rtt,
+    /// The peer understands PLANES frames.
+    pub takes_status: bool,
+    /// Which of the peer's planes are not to be used.
+    pub peer_status: PlaneStatus,
     /// When the latest packet that was answered had been sent.
     pub answered_sent: Nanos,
     /// Smallest round trip to the peer on any path.
@@ -265,6 +270,8 @@ impl Conn {
             allowance_at: Nanos::MAX,
             demand: Demand::default(),
             rtt: Rtt::default(),
+            takes_status: false,
+            peer_status: PlaneStatus::default(),
             answered_sent: 0,
             min_rtt_ns: Nanos::MAX,
             timer_at: Nanos::MAX,

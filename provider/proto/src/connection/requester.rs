@@ -213,6 +213,7 @@ pub fn acks_bytes(conn: &Conn) -> usize {
             * frame::ACK_BYTES
         + conn.credits.len().min(limits::CREDITS_PER_ACK) * frame::CREDIT_BYTES
         + frame::HINT_BYTES
+        + if conn.takes_status { frame::PLANES_BYTES } else { 0 }
 }
 
 /// Acknowledgements are owed, or were told once only, and may share a packet with data.
@@ -244,6 +245,10 @@ pub fn write_acks<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, out: &mut Vec<
         let Some(life) = qp.rx.life else { continue };
         qp.rx.told_limit = qp.recv_limit(p.srqs);
         Frame::Credit { qpn: qp.attrs.dest_qpn, life, limit: qp.rx.told_limit }.write(out);
+    }
+    let status = p.plane_status;
+    if conn.takes_status && status.epoch != 0 {
+        Frame::Planes { epoch: status.epoch, down: status.down }.write(out);
     }
     let (rate, epoch) = p.inbound.hint(&mut conn.demand);
     Frame::Hint { epoch, rate, budget: p.budget_share() }.write(out);
@@ -545,7 +550,7 @@ fn grant<S: Sink>(p: &Parts<'_, S>, conn: &Conn) -> Grant {
     Grant {
         packets: if paced { 0 } else { left(others.min(hint)) },
         burst,
-        per_path: per_path(conn, hint),
+        per_path: per_path(conn, hint).min(part_of_one(conn, others)),
         by_hint: left(others) > 0,
         open_at: if paced { a.open_at() } else { Nanos::MAX },
     }
@@ -558,6 +563,17 @@ fn per_path(conn: &Conn, hint: u32) -> u32 {
         return u32::MAX;
     }
     (hint / conn.segment * 2).div_ceil(active).max(2)
+}
+
+/// One and a half even parts of the connection's window: a plane that has fallen silent must leave enough of it for
+/// packets on others to prove it silent (MR-CC-10).
+fn part_of_one(conn: &Conn, window: u32) -> u32 {
+    let active = conn.paths.iter().filter(|x| x.in_use()).count() as u32;
+    let plane = conn.paths.first().map(|x| x.plane);
+    if active < 2 || conn.paths.iter().all(|x| Some(x.plane) == plane) {
+        return u32::MAX;
+    }
+    (window / conn.segment * 3).div_ceil(2 * active).max(limits::CWND_MIN)
 }
 
 fn choose_path<S: Sink>(

@@ -130,6 +130,10 @@ pub struct PathTx {
     pub largest_acked: u64,
     /// What it has carried.
     pub tally: PathTally,
+    /// The peer's plane it leads to, by its place in the peer's HELLO.
+    pub peer_plane: u8,
+    /// The peer says that this is not to be used.
+    pub peer_down: bool,
     /// It is not to be used: an operator wants its plane left or drained.
     pub barred: bool,
     /// It takes nothing new; what is in flight on it may be acknowledged.
@@ -168,6 +172,8 @@ impl PathTx {
             copied_to: 0,
             largest_acked: 0,
             tally: PathTally::default(),
+            peer_plane: u8::MAX,
+            peer_down: false,
             barred: false,
             draining: false,
             changed: (0, Cause::Fresh),
@@ -349,16 +355,17 @@ impl PathTx {
             return None;
         }
         let (_, oldest) = self.oldest_in_flight()?;
-        if answered_sent >= oldest.sent && self.pto_count == 0 {
+        let since = oldest.sent.max(self.last_progress).max(self.last_probe);
+        if answered_sent >= oldest.sent.max(self.last_probe) && self.pto_count < limits::STRIKES_TO_SHUN {
             // The peer is awake and has answered what was sent later elsewhere.
             let patience = self.rtt.overtaken_timeout(tuning).max(of_peer.overtaken_timeout(tuning));
-            return Some(oldest.sent.max(self.last_progress) + patience);
+            return Some(since + patience);
         }
         // What siblings meet, a queue at the peer's port for example, this path may meet as well.
         let timeout = self.rtt.probe_timeout(tuning).max(of_peer.probe_timeout(tuning));
         let doubled = timeout << self.pto_count.min(limits::PTO_BACKOFF_MAX);
         let most = limits::PTO_BACKED_OFF_MAX_NS.max(timeout << self.pto_count.min(2));
-        Some(oldest.sent.max(self.last_progress).max(self.last_probe) + doubled.min(most))
+        Some(since + doubled.min(most))
     }
     /// Bytes of heap.
     pub fn heap_bytes(&self) -> usize {

@@ -8,6 +8,7 @@ const ACK: u8 = 0x01;
 const REFUSE: u8 = 0x02;
 const CREDIT: u8 = 0x03;
 const HINT: u8 = 0x04;
+const PLANES: u8 = 0x05;
 const CLOSE: u8 = 0x06;
 const CLOSE_ACK: u8 = 0x07;
 const PING: u8 = 0x08;
@@ -23,6 +24,8 @@ pub const REFUSE_BYTES: usize = 20;
 pub const CREDIT_BYTES: usize = 16;
 /// Bytes of a HINT frame.
 pub const HINT_BYTES: usize = 8;
+/// Bytes of a PLANES frame.
+pub const PLANES_BYTES: usize = 4;
 /// Bytes of the fixed part of a request frame.
 pub const REQUEST_BYTES: usize = 40;
 /// The largest header of a request frame (atomics).
@@ -221,6 +224,13 @@ pub enum Frame<'a> {
         /// Bytes the sender may have in flight.
         budget: u32,
     },
+    /// Which of the sender's planes are not to be used.
+    Planes {
+        /// Counts the changes.
+        epoch: u8,
+        /// A bit per plane, in the order of the HELLO.
+        down: u16,
+    },
     /// The peer ends the connection.
     Close,
     /// ... and this confirms it.
@@ -281,6 +291,10 @@ fn parse<'a>(kind: u8, r: &mut Reader<'a>) -> Option<Frame<'a>> {
         HINT => {
             r.u8()?;
             Some(Frame::Hint { epoch: r.u8()?, rate: r.u16()?, budget: r.u32()? })
+        }
+        PLANES => {
+            r.u8()?;
+            Some(Frame::Planes { epoch: r.u8()?, down: r.u16()? })
         }
         CLOSE => r.u32().map(|_| Frame::Close),
         CLOSE_ACK => r.u32().map(|_| Frame::CloseAck),
@@ -547,6 +561,10 @@ impl Frame<'_> {
                 out.extend_from_slice(&[HINT, epoch]);
                 out.extend_from_slice(&rate.to_be_bytes());
                 out.extend_from_slice(&budget.to_be_bytes());
+            }
+            Frame::Planes { epoch, down } => {
+                out.extend_from_slice(&[PLANES, epoch]);
+                out.extend_from_slice(&down.to_be_bytes());
             }
             Frame::Close => out.extend_from_slice(&[CLOSE, 0, 0, 0]),
             Frame::CloseAck => out.extend_from_slice(&[CLOSE_ACK, 0, 0, 0]),

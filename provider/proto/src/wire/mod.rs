@@ -38,6 +38,8 @@ pub const HUNGRY: u16 = 0xffff;
 pub const WAITING: u16 = 1;
 /// HELLO feature: the sender of the HELLO gives rate hints.
 pub const FEATURE_HINTS: u32 = 1;
+/// HELLO feature: the sender of the HELLO understands PLANES frames.
+pub const FEATURE_PLANES: u32 = 2;
 /// Header flag: the sender wants an acknowledgement at once.
 pub const FLAG_ACK_REQUEST: u8 = 1;
 
