@@ -63,9 +63,9 @@ pub fn stays_left(conn: &Conn, index: usize) -> bool {
     path.peer_down && !path.health.is_active() && others_serve(conn)
 }
 
-/// There are paths in use to planes that the peer wants used, and unless nothing is on its way one of them answers.
+/// There are paths in use on planes that both ends want used, and unless nothing is on its way one of them answers.
 pub fn others_serve(conn: &Conn) -> bool {
-    let mut others = conn.paths.iter().filter(|x| x.in_use() && !x.peer_down).peekable();
+    let mut others = conn.paths.iter().filter(|x| x.in_use() && !x.peer_down && !x.barred).peekable();
     let there = others.peek().is_some();
     let (mut answers, mut silent) = (false, false);
     others.for_each(|x| {
