@@ -47,6 +47,11 @@ pub fn take_packet<S: Sink>(
     let (mut received, mut closed) = (true, false);
     let mut frames = Frames::new(&bytes[HEADER_BYTES..]);
     for frame in frames.by_ref() {
+        // What wants acknowledgement needs a number to be acknowledged by (MR-HDR-2).
+        if !data && frame.wants_ack() {
+            p.stats.rx_malformed += 1;
+            return false;
+        }
         match frame {
             Frame::Request(f) => received &= responder::on_request(p, conn, &f, mem),
             Frame::Response(f) => received &= response::on_response(p, conn, &f, mem),

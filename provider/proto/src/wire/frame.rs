@@ -534,6 +534,11 @@ impl Response<'_> {
 }
 
 impl Frame<'_> {
+    /// It wants acknowledgement, and so travels in Data packets only (MR-HDR-2).
+    pub fn wants_ack(&self) -> bool {
+        matches!(self, Frame::Request(_) | Frame::Response(_) | Frame::Void(_) | Frame::Ping)
+    }
+
     /// Appends a frame without payload. Requests and responses have `write_header`.
     pub fn write(&self, out: &mut Vec<u8>) {
         match *self {

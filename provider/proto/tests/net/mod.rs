@@ -2,6 +2,8 @@
 //! clock and memory, never for the transport.
 #![allow(dead_code, missing_docs, reason = "shared by several test binaries, each of which uses a part")]
 
+pub mod tap;
+
 use metaroce_proto::config::PlaneConfig;
 use metaroce_proto::wire;
 use metaroce_proto::*;
