@@ -42,6 +42,7 @@ pub fn names() -> impl Iterator<Item = String> {
         spray::EVEN,
         spray::LOSS,
         children::CHILDREN,
+        children::NEWEST,
         extension::EXTENSION,
         operator::OPERATOR,
         confined::ORDINARY_USER,
@@ -95,6 +96,7 @@ pub fn sample(workspace: &Workspace, options: Options, report: &mut Report) {
     report.check(spray::EVEN, || spray::even(workspace));
     report.check(spray::LOSS, || spray::loss(workspace, options.seed));
     report.check(children::CHILDREN, || children::run(workspace, options.seed));
+    report.check(children::NEWEST, || children::newest(workspace, options.seed));
     for check in addresses::CHECKS {
         report.check(check.name, || addresses::run(workspace, check));
     }
