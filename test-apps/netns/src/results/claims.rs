@@ -10,7 +10,7 @@ use crate::{Run, Shown};
 
 /// Mb/s of a plane where four carry traffic.
 const MBIT: u32 = 200;
-const STREAM: &str = "-s 65536 --report_gbits";
+const STREAM: &str = "-s 65536";
 
 fn fabric(planes: usize, mbit: u32) -> Result<Fabric, Failure> {
     Fabric::new(Plan { planes, rate: Some(Rate::mbit(mbit)), ..Plan::default() })

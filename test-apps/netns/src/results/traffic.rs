@@ -148,14 +148,16 @@ fn wait_for_listener(server: &mut Child, port: u16) -> Result<(), Failure> {
     }
 }
 
-/// Gigabits per second that a bandwidth test run with `--report_gbits` printed last.
+/// Gigabits per second that a bandwidth test printed last, from its column of MiB/s, which has more digits than the one
+/// of Gb/s.
 pub fn gbits(printed: &str) -> Result<f64, Failure> {
     let row = printed.lines().rev().find_map(|line| {
-        let fields: Vec<&str> = line.split_whitespace().collect();
-        let numbers = fields.len() >= 4 && fields.iter().all(|field| field.parse::<f64>().is_ok());
-        if numbers { fields[3].parse::<f64>().ok() } else { None }
+        let fields: Vec<f64> =
+            line.split_whitespace().map(str::parse).collect::<Result<_, _>>().unwrap_or_default();
+        fields.get(3).filter(|_| fields.len() >= 4).copied()
     });
-    row.ok_or_else(|| Failure::Broken("a client printed no result".into()))
+    let mib = row.ok_or_else(|| Failure::Broken("a client printed no result".into()))?;
+    Ok(mib * f64::from(1 << 20) * 8.0 / 1e9)
 }
 
 /// What arrives at host 0, looked at every few milliseconds.
