@@ -5,7 +5,6 @@ use crate::config::{Config, limits};
 use crate::connection::{Conn, ConnState, completer, requester};
 use crate::groups::GroupTable;
 use crate::intake;
-use crate::journal::Journal;
 use crate::memory::Memory;
 use crate::mr::MrTable;
 use crate::pace::Pace;
@@ -60,8 +59,6 @@ pub struct Endpoint {
     /// Which planes and ports are to be used.
     pub(crate) planes: Vec<PlaneState>,
     pub(crate) plane_status: PlaneStatus,
-    /// What has happened to them and to paths. Public: drivers read it.
-    pub journal: Journal,
     pub(crate) senders: u32,
     pub(crate) senders_at: Nanos,
     in_flight_bytes: u64,
@@ -89,7 +86,6 @@ macro_rules! parts {
             senders: $self.senders,
             planes: &$self.planes,
             plane_status: $self.plane_status,
-            journal: &mut $self.journal,
             woken: &mut $self.woken,
             sink: $sink,
         }
@@ -130,7 +126,6 @@ impl Endpoint {
             loss: LossRate::default(),
             planes: vec![PlaneState::default(); config.planes.len()],
             plane_status: PlaneStatus::default(),
-            journal: Journal::default(),
             senders: 0,
             senders_at: 0,
             in_flight_bytes: 0,
@@ -176,8 +171,8 @@ impl Endpoint {
         }
         let mut p = parts!(self, now, sink);
         let closed = intake::take_packet(&mut p, &mut conn, meta, &header, bytes, mem);
+        // The poll that follows arms its timer as well, once for all the packets of a step.
         p.activate(&mut conn);
-        p.arm_conn(&mut conn);
         if closed {
             self.answer_close(meta, &header, &conn);
             let index = conn.index;

@@ -14,7 +14,6 @@ mod datagrams;
 pub mod endpoint;
 pub mod groups;
 mod intake;
-pub mod journal;
 pub mod memory;
 mod mr;
 mod pace;

@@ -58,6 +58,15 @@ impl Window {
         if end > self.base - self.base % 64 + self.span_max {
             return RangeState::Beyond;
         }
+        if first >= self.base
+            && let Some((index, mask)) = self.within_word(first, end)
+        {
+            return match self.bits[index] & mask {
+                0 => RangeState::New,
+                all if all == mask => RangeState::Old,
+                _ => RangeState::Mixed,
+            };
+        }
         let (mut set, mut clear) = (first < self.base, false);
         self.for_words(first.max(self.base), end, |word, mask| {
             set |= word & mask != 0;
@@ -75,6 +84,16 @@ impl Window {
         if end <= self.base {
             return;
         }
+        if first >= self.base
+            && let Some((index, mask)) = self.within_word(first, end)
+        {
+            self.bits[index] |= mask;
+            // Only what closes up to the base moves it.
+            if first == self.base {
+                self.slide();
+            }
+            return;
+        }
         self.grow(end);
         let mut at = first.max(self.base);
         while at < end {
@@ -84,6 +103,13 @@ impl Window {
             at = stop;
         }
         self.slide();
+    }
+
+    /// The word of a range of numbers within the room there is, and the range's bits: most ranges have one word.
+    fn within_word(&self, first: u64, end: u64) -> Option<(usize, u64)> {
+        let word = first / 64;
+        let held = word - self.base / 64 < self.bits.len() as u64;
+        (held && (end - 1) / 64 == word).then(|| (self.index(first), mask(first, end)))
     }
 
     /// Place of a number's word; there are a power of two of them, so that no division is needed.

@@ -102,7 +102,7 @@ pub const LEFT_OUT: &[(&str, &str)] = &[
         "4,000 connections from 8 processes",
         "a process has one connection to each other process, so 8 of them have 28; the core's rows at 4,000 stand for it",
     ),
-    ("soft RoCE and siw", "they need the kernel modules rdma_rxe and siw"),
+    ("soft RoCE and siw", "they need the kernel modules rdma_rxe and siw: see packaging/soft-rdma.sh"),
 ];
 
 const fn at_least(of: &'static str, to: &'static str, bound: f64) -> Goal {

@@ -307,11 +307,12 @@ impl Conn {
         }
     }
     /// Takes the front of the retransmit queue off; an emptied queue gives the room of a bad hour back.
-    pub fn take_retransmit(&mut self) {
-        self.retransmits.pop_front();
+    pub fn take_retransmit(&mut self) -> Option<Retransmit> {
+        let front = self.retransmits.pop_front();
         if self.retransmits.is_empty() && self.retransmits.capacity() > limits::RETRANSMITS_KEPT {
             self.retransmits.shrink_to(limits::RETRANSMITS_KEPT);
         }
+        front
     }
     /// An acknowledgement leaves at the latest after the ACK delay.
     pub fn owe_ack(&mut self, now: Nanos, delay: Nanos) {

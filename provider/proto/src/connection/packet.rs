@@ -29,13 +29,12 @@ pub fn build_packet<S: Sink>(
     let mut head = header(p, conn, PacketType::Data);
     (head.psn, head.path, head.generation) = (psn, path as u8, generation);
     head.write(&mut burst.bytes);
-    if matches!(first.item, Item::Again(_)) {
+    if matches!(first.item, Item::Again) {
         // What the lost packet told is as lost as its data (MR-SACK-9).
         conn.rx_paths.iter_mut().for_each(|rx| rx.untold = rx.untold.max(1));
     }
     // Acknowledgements come first: what a message answers is complete before the message itself is (MR-FRAME-4).
-    let told =
-        acks_ride(conn) && HEADER_BYTES as u32 + first.header + first.len + acks_bytes(conn) as u32 <= limit;
+    let told = acks_ride(conn) && HEADER_BYTES as u32 + first.bytes() + acks_bytes(conn) as u32 <= limit;
     if told {
         write_acks(p, conn, &mut burst.bytes);
     }
@@ -54,7 +53,7 @@ pub fn build_packet<S: Sink>(
             break;
         }
         match peek(p, conn) {
-            Some(n) if n.whole && b.size + n.header + n.len <= limit && fits(&n, path) => next = n,
+            Some(n) if n.whole && b.size + n.bytes() <= limit && fits(&n, path) => next = n,
             _ => break,
         }
     }
@@ -114,8 +113,8 @@ impl Builder {
         next: Next,
     ) -> bool {
         let frame = match next.item {
-            Item::Again(again) => {
-                conn.take_retransmit();
+            Item::Again => {
+                let Some(again) = conn.take_retransmit() else { return false };
                 let mut f = again.frame;
                 retransmit_header(p, &mut f);
                 self.retransmit |= again.left;
@@ -436,6 +435,7 @@ pub fn slices(
 }
 
 /// The piece of a packet that an SGE names; `None` if it may not be read.
+#[inline(always)]
 pub fn piece(mrs: &MrTable, pd: u32, s: Sge) -> Option<Piece> {
     let (va, mr) = mrs.check(s.lkey, pd, s.addr, u64::from(s.len), 0)?;
     Some(if mr.is_null() { Piece::Zeros { len: s.len } } else { Piece::Memory { va, len: s.len } })

@@ -23,7 +23,7 @@ pub const NO_PATH: u8 = 255;
 #[derive(Debug, Clone, Copy)]
 pub enum Item {
     /// Front of the retransmit queue.
-    Again(Retransmit),
+    Again,
     /// Next part of a request: QP index.
     Request(u16),
     /// Next part of a response: QP index.
@@ -32,13 +32,13 @@ pub enum Item {
     Ping,
 }
 
-/// An item and the bytes its frame takes.
+/// An item and the bytes its frame takes. Small enough to be passed in registers: it is handed on for every packet.
 #[derive(Debug, Clone, Copy)]
 pub struct Next {
     /// What.
     pub item: Item,
     /// Bytes of the frame's header.
-    pub header: u32,
+    pub header: u16,
     /// Payload bytes.
     pub len: u32,
     /// The frame ends its message and began it: further small messages may share the packet.
@@ -47,6 +47,15 @@ pub struct Next {
     pub last: bool,
     /// It must take this path: an unreliable stream keeps its order by keeping to one.
     pub pin: Option<u8>,
+}
+
+const _: () = assert!(size_of::<Option<Next>>() <= 16);
+
+impl Next {
+    /// Bytes of the frame.
+    pub fn bytes(&self) -> u32 {
+        u32::from(self.header) + self.len
+    }
 }
 
 /// Fills `burst` with packets for one path; false if there is nothing to send now.
@@ -276,7 +285,7 @@ pub fn peek<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn) -> Option<Next> {
         let header = retransmit_header(p, f);
         let len = if matches!(f.kind, FrameKind::Request | FrameKind::Response) { f.len } else { 0 };
         let whole = len < conn.payload_max / 2;
-        return Some(Next { item: Item::Again(again), header, len, whole, last: !whole, pin: None });
+        return Some(Next { item: Item::Again, header, len, whole, last: !whole, pin: None });
     }
     if conn.ping_due {
         return Some(Next { item: Item::Ping, header: 4, len: 0, whole: true, last: false, pin: None });
@@ -285,7 +294,7 @@ pub fn peek<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn) -> Option<Next> {
 }
 
 /// Header bytes of a frame to send again; turns it into a VOID when its message is no more.
-pub fn retransmit_header<S: Sink>(p: &mut Parts<'_, S>, f: &mut TxFrame) -> u32 {
+pub fn retransmit_header<S: Sink>(p: &mut Parts<'_, S>, f: &mut TxFrame) -> u16 {
     let qp = p.qps.at(f.qp);
     match f.kind {
         FrameKind::Request => {
@@ -295,22 +304,23 @@ pub fn retransmit_header<S: Sink>(p: &mut Parts<'_, S>, f: &mut TxFrame) -> u32 
             let xrc = qp.as_ref().is_some_and(|q| q.is_xrc());
             let wqe = qp.and_then(|q| q.tx.sq.get(f.msn));
             match wqe.filter(|w| w.attempt == f.attempt) {
-                Some(wqe) => return frame::request_header_bytes(wqe.wr.opcode, xrc) as u32,
+                Some(wqe) => return frame::request_header_bytes(wqe.wr.opcode, xrc) as u16,
                 None => f.become_void(FrameKind::VoidRequest),
             }
         }
         FrameKind::Response => {
             let job = qp.filter(|q| q.rx.epoch == f.life).and_then(|q| q.rx.job_mut(f.msn));
             if job.is_some() {
-                return frame::RESPONSE_BYTES as u32;
+                return frame::RESPONSE_BYTES as u16;
             }
             f.become_void(FrameKind::VoidResponse);
         }
         _ => {}
     }
-    frame::VOID_BYTES as u32
+    frame::VOID_BYTES as u16
 }
 
+#[inline(always)]
 fn peek_response<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn) -> Option<Next> {
     if !cpn_room(conn, RESPONSES) {
         return None;
@@ -322,7 +332,7 @@ fn peek_response<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn) -> Option<Next>
                 let len = (job.total - job.sent).min(conn.payload_max);
                 let whole = job.total <= conn.payload_max / 2;
                 let last = job.sent > 0 && job.sent + len == job.total;
-                let header = frame::RESPONSE_BYTES as u32;
+                let header = frame::RESPONSE_BYTES as u16;
                 return Some(Next { item: Item::Response(index), header, len, whole, last, pin: None });
             }
             qp.rx.in_round = false;
@@ -332,6 +342,7 @@ fn peek_response<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn) -> Option<Next>
     None
 }
 
+#[inline(always)]
 fn peek_request<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn) -> Option<Next> {
     if !cpn_room(conn, REQUESTS) {
         return None;
@@ -387,8 +398,8 @@ fn cpn_room(conn: &Conn, space: usize) -> bool {
 
 /// Header and payload bytes of the part of a request that begins at `offset`: messages are cut at full payloads, and
 /// each part says all that is needed to place it (MR-REQ-3).
-fn segment(conn: &Conn, wqe: &Wqe, xrc: bool, offset: u32) -> (u32, u32) {
-    let header = frame::request_header_bytes(wqe.wr.opcode, xrc) as u32;
+fn segment(conn: &Conn, wqe: &Wqe, xrc: bool, offset: u32) -> (u16, u32) {
+    let header = frame::request_header_bytes(wqe.wr.opcode, xrc) as u16;
     let len = if wqe.wr.opcode.has_response() { 0 } else { (wqe.wr.length - offset).min(conn.payload_max) };
     (header, len)
 }
@@ -445,7 +456,7 @@ fn fill_data<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, burst: &mut TxBurst
             return false;
         }
     };
-    let repair = matches!(next.item, Item::Again(_));
+    let repair = matches!(next.item, Item::Again);
     let mut most = most.min(room).min(grant.packets);
     if repair && conn.probes_due > 0 {
         conn.probes_due -= 1;
@@ -472,7 +483,7 @@ fn fill_data<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, burst: &mut TxBurst
     let mut last = next.last;
     while (burst.packets.len() as u32) < most && bulk {
         let Some(next) = peek(p, conn) else { break };
-        let size = HEADER_BYTES as u32 + next.header + next.len;
+        let size = HEADER_BYTES as u32 + next.bytes();
         // One GSO datagram: equal sizes, only the last may be smaller.
         let elsewhere = next.pin.is_some_and(|pin| usize::from(pin) != path);
         if elsewhere || size > first_bytes || burst.packets.last().is_some_and(|l| l.1 < first_bytes) {
@@ -585,7 +596,7 @@ fn choose_path<S: Sink>(
 ) -> Result<(usize, u32), Shut> {
     let again = match next.item {
         // Repair on the path that lost it, unless that path is in trouble (MR-LOSS-3).
-        Item::Again(again) => Some(again.path),
+        Item::Again => conn.retransmits.front().map(|again| again.path),
         _ => None,
     };
     if let Some(own) = next.pin.or(again).map(usize::from)

@@ -275,7 +275,21 @@ impl<'a> Iterator for Frames<'a> {
 
 /// The high byte is to be 0: it is not ignored, so that a later version may use it (MR-FRAME-3).
 fn qpn(r: &mut Reader<'_>) -> Option<Qpn> {
-    Some(Qpn(r.u32()?)).filter(|q| q.0 < 1 << 24)
+    qpn_of(r.u32()?)
+}
+
+fn qpn_of(word: u32) -> Option<Qpn> {
+    (word < 1 << 24).then_some(Qpn(word))
+}
+
+/// 32 bits of a fixed part.
+fn word<const N: usize>(fixed: &[u8; N], at: usize) -> u32 {
+    u32::from_be_bytes([fixed[at], fixed[at + 1], fixed[at + 2], fixed[at + 3]])
+}
+
+/// 16 bits of a fixed part.
+fn half<const N: usize>(fixed: &[u8; N], at: usize) -> u16 {
+    u16::from_be_bytes([fixed[at], fixed[at + 1]])
 }
 
 fn parse<'a>(kind: u8, r: &mut Reader<'a>) -> Option<Frame<'a>> {
@@ -390,13 +404,16 @@ fn has_imm(opcode: Opcode) -> bool {
 }
 
 fn parse_request<'a>(r: &mut Reader<'a>) -> Option<Request<'a>> {
-    r.u8()?;
-    let op = r.u8()?;
+    // One check of the length for all of the fixed part: this is done for every packet.
+    let fixed: &[u8; REQUEST_BYTES] = r.bytes(REQUEST_BYTES)?.first_chunk()?;
+    let op = fixed[1];
     let opcode = opcode(op & !(SOLICITED | FOR_SRQ))?;
-    let length = usize::from(r.u16()?);
-    let (dst_qpn, src_qpn) = (qpn(r)?, qpn(r)?);
-    let (life, cpn, units, attempt) = (r.u32()?, r.u32()?, r.u16()?, r.u16()?);
-    let (msn, total, offset, recv_index) = (r.u32()?, r.u32()?, r.u32()?, r.u32()?);
+    let length = usize::from(half(fixed, 2));
+    let (dst_qpn, src_qpn) = (qpn_of(word(fixed, 4))?, qpn_of(word(fixed, 8))?);
+    let (life, cpn) = (word(fixed, 12), word(fixed, 16));
+    let (units, attempt) = (half(fixed, 20), half(fixed, 22));
+    let (msn, total, offset, recv_index) =
+        (word(fixed, 24), word(fixed, 28), word(fixed, 32), word(fixed, 36));
     let srq = if op & FOR_SRQ != 0 { Some(r.u32()?) } else { None };
     let (mut raddr, mut rkey, mut imm, mut compare_add, mut swap) = (0, 0, 0, 0, 0);
     if has_remote(opcode) {
@@ -444,16 +461,17 @@ fn parse_request<'a>(r: &mut Reader<'a>) -> Option<Request<'a>> {
 }
 
 fn parse_response<'a>(r: &mut Reader<'a>) -> Option<Response<'a>> {
-    r.u8()?;
-    let kind = match r.u8()? {
+    let fixed: &[u8; RESPONSE_BYTES] = r.bytes(RESPONSE_BYTES)?.first_chunk()?;
+    let kind = match fixed[1] {
         0 => RespKind::Read,
         1 => RespKind::Atomic,
         _ => return None,
     };
-    let length = usize::from(r.u16()?);
-    let qpn = qpn(r)?;
-    let (life, cpn, units, attempt) = (r.u32()?, r.u32()?, r.u16()?, r.u16()?);
-    let (msn, offset, total) = (r.u32()?, r.u32()?, r.u32()?);
+    let length = usize::from(half(fixed, 2));
+    let qpn = qpn_of(word(fixed, 4))?;
+    let (life, cpn) = (word(fixed, 8), word(fixed, 12));
+    let (units, attempt) = (half(fixed, 16), half(fixed, 18));
+    let (msn, offset, total) = (word(fixed, 20), word(fixed, 24), word(fixed, 28));
     let payload = r.bytes(length)?;
     // As of requests (MR-RESP-1).
     let fits = u64::from(offset) + length as u64 <= u64::from(total) && (length > 0 || total == 0);
@@ -490,46 +508,60 @@ impl Request<'_> {
     pub fn write_header(&self, length: u16, out: &mut Vec<u8>) {
         let solicited = if self.solicited { SOLICITED } else { 0 };
         let for_srq = if self.srq.is_some() { FOR_SRQ } else { 0 };
-        out.extend_from_slice(&[REQUEST, opcode_number(self.opcode) | solicited | for_srq]);
-        out.extend_from_slice(&length.to_be_bytes());
-        for word in [self.dst_qpn.0, self.src_qpn.0, self.life, self.cpn] {
-            out.extend_from_slice(&word.to_be_bytes());
-        }
-        out.extend_from_slice(&self.units.to_be_bytes());
-        out.extend_from_slice(&self.attempt.to_be_bytes());
-        for word in [self.msn, self.total, self.offset, self.recv_index] {
-            out.extend_from_slice(&word.to_be_bytes());
-        }
+        // Built aside and appended at once: room is looked for once per packet and not once per field.
+        let mut b = [0; REQUEST_BYTES_MAX];
+        b[0] = REQUEST;
+        b[1] = opcode_number(self.opcode) | solicited | for_srq;
+        b[2..4].copy_from_slice(&length.to_be_bytes());
+        b[4..8].copy_from_slice(&self.dst_qpn.0.to_be_bytes());
+        b[8..12].copy_from_slice(&self.src_qpn.0.to_be_bytes());
+        b[12..16].copy_from_slice(&self.life.to_be_bytes());
+        b[16..20].copy_from_slice(&self.cpn.to_be_bytes());
+        b[20..22].copy_from_slice(&self.units.to_be_bytes());
+        b[22..24].copy_from_slice(&self.attempt.to_be_bytes());
+        b[24..28].copy_from_slice(&self.msn.to_be_bytes());
+        b[28..32].copy_from_slice(&self.total.to_be_bytes());
+        b[32..36].copy_from_slice(&self.offset.to_be_bytes());
+        b[36..40].copy_from_slice(&self.recv_index.to_be_bytes());
+        let mut end = REQUEST_BYTES;
+        let mut put = |field: &[u8]| {
+            b[end..end + field.len()].copy_from_slice(field);
+            end += field.len();
+        };
         if let Some(srq) = self.srq {
-            out.extend_from_slice(&srq.to_be_bytes());
+            put(&srq.to_be_bytes());
         }
         if has_remote(self.opcode) {
-            out.extend_from_slice(&self.raddr.to_be_bytes());
-            out.extend_from_slice(&self.rkey.to_be_bytes());
+            put(&self.raddr.to_be_bytes());
+            put(&self.rkey.to_be_bytes());
         }
         if has_imm(self.opcode) {
-            out.extend_from_slice(&self.imm.to_be_bytes());
+            put(&self.imm.to_be_bytes());
         }
         if matches!(self.opcode, Opcode::CompareSwap | Opcode::FetchAdd) {
-            out.extend_from_slice(&self.compare_add.to_be_bytes());
-            out.extend_from_slice(&self.swap.to_be_bytes());
+            put(&self.compare_add.to_be_bytes());
+            put(&self.swap.to_be_bytes());
         }
+        out.extend_from_slice(&b[..end]);
     }
 }
 
 impl Response<'_> {
     /// Appends the frame's header; `length` payload bytes follow.
     pub fn write_header(&self, length: u16, out: &mut Vec<u8>) {
-        out.extend_from_slice(&[RESPONSE, self.kind as u8]);
-        out.extend_from_slice(&length.to_be_bytes());
-        for word in [self.qpn.0, self.life, self.cpn] {
-            out.extend_from_slice(&word.to_be_bytes());
-        }
-        out.extend_from_slice(&self.units.to_be_bytes());
-        out.extend_from_slice(&self.attempt.to_be_bytes());
-        for word in [self.msn, self.offset, self.total] {
-            out.extend_from_slice(&word.to_be_bytes());
-        }
+        let mut b = [0; RESPONSE_BYTES];
+        b[0] = RESPONSE;
+        b[1] = self.kind as u8;
+        b[2..4].copy_from_slice(&length.to_be_bytes());
+        b[4..8].copy_from_slice(&self.qpn.0.to_be_bytes());
+        b[8..12].copy_from_slice(&self.life.to_be_bytes());
+        b[12..16].copy_from_slice(&self.cpn.to_be_bytes());
+        b[16..18].copy_from_slice(&self.units.to_be_bytes());
+        b[18..20].copy_from_slice(&self.attempt.to_be_bytes());
+        b[20..24].copy_from_slice(&self.msn.to_be_bytes());
+        b[24..28].copy_from_slice(&self.offset.to_be_bytes());
+        b[28..32].copy_from_slice(&self.total.to_be_bytes());
+        out.extend_from_slice(&b);
     }
 }
 
