@@ -8,15 +8,16 @@ use std::ffi::c_int;
 use std::mem::size_of;
 use std::sync::Arc;
 
+use metaroce_engine::Watch;
 use metaroce_ext_abi::{
-    API, Connection, DeviceAttr, Opaque, Ops, Path, Plain, Plane, QueuePair, SnapshotInfo, Version, admin,
-    fill,
+    API, Connection, DeviceAttr, Event, Opaque, Ops, Path, Plain, Plane, QueuePair, SnapshotInfo, Version,
+    admin, fill,
 };
 use metaroce_proto::steering::Admin;
 use rdma_core_sys::{ibv_context, ibv_qp};
 
 use crate::context::Context;
-use crate::ffi::{Result, context, object, verb};
+use crate::ffi::{Result, context, object, put, verb};
 use crate::{entry, qp::Qp};
 
 mod view;
@@ -41,6 +42,10 @@ static TABLE: Ops = Ops {
     snapshot_path,
     snapshot_qp,
     free_snapshot,
+    open_events,
+    events_fd,
+    next_event,
+    close_events,
 };
 
 /// Gives the table; its name is [`metaroce_ext_abi::ENTRY`].
@@ -177,6 +182,41 @@ unsafe extern "C" fn snapshot_path(snapshot: Opaque, index: u32, to: *mut Path) 
 unsafe extern "C" fn snapshot_qp(snapshot: Opaque, index: u32, to: *mut QueuePair) -> c_int {
     // SAFETY: module comment.
     verb("metaroce_snapshot_qp", || unsafe { item(&of(snapshot)?.qps, index, to) })
+}
+
+unsafe extern "C" fn open_events(ctx: Opaque, to: *mut Opaque) -> c_int {
+    // SAFETY: module comment.
+    verb("metaroce_open_events", || unsafe {
+        let to = to.as_mut().ok_or(libc::EINVAL)?;
+        *to = Box::into_raw(Box::new(ours(ctx)?.device.watch()?)).cast();
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn close_events(events: Opaque) {
+    // SAFETY: open_events made it of a box; nobody uses it any more.
+    drop(unsafe { Box::from_raw(events.cast::<Watch>()) });
+}
+
+unsafe extern "C" fn events_fd(events: Opaque, fd: *mut c_int) -> c_int {
+    // SAFETY: module comment.
+    verb("metaroce_events_fd", || unsafe { put(fd, listener(events)?.fd()) })
+}
+
+unsafe extern "C" fn next_event(events: Opaque, to: *mut Event) -> c_int {
+    // SAFETY: module comment.
+    verb("metaroce_next_event", || unsafe {
+        // Before it is taken: one that does not fit must not be lost.
+        fill(to, Event::ZERO)?;
+        fill(to, view::event(&listener(events)?.next()?))
+    })
+}
+
+/// # Safety
+/// `raw` is NULL (gives EINVAL) or a listener that is not closed during `'a`.
+unsafe fn listener<'a>(raw: Opaque) -> Result<&'a Watch> {
+    // SAFETY: upheld by the caller.
+    unsafe { raw.cast::<Watch>().as_ref() }.ok_or(libc::EINVAL)
 }
 
 /// # Safety

@@ -21,6 +21,7 @@ static void others(void)
 	struct metaroce_plane plane = OF(metaroce_plane);
 	struct metaroce_qp attr = OF(metaroce_qp);
 	struct metaroce_snapshot *snapshot;
+	struct metaroce_events *events;
 	/* No functions, functions of the program, of the C library, and no address at all. */
 	uintptr_t functions[] = { 0, (uintptr_t)&others, (uintptr_t)&strlen, 1 };
 
@@ -37,6 +38,8 @@ static void others(void)
 		CHECK(metaroce_query_qp(&qp, &attr) == ENODEV);
 		snapshot = (struct metaroce_snapshot *)&plane;
 		CHECK(metaroce_take_snapshot(&foreign, &snapshot) == ENODEV && !snapshot);
+		events = (struct metaroce_events *)&plane;
+		CHECK(metaroce_open_events(&foreign, &events) == ENODEV && !events);
 	}
 }
 
@@ -55,6 +58,9 @@ static void nothing(struct ibv_context *context)
 	CHECK(metaroce_snapshot_info(NULL, NULL) == EINVAL);
 	CHECK(metaroce_snapshot_plane(NULL, 0, &plane) == EINVAL);
 	metaroce_free_snapshot(NULL);
+	CHECK(metaroce_open_events(context, NULL) == EINVAL);
+	CHECK(metaroce_next_event(NULL, NULL) == EINVAL && metaroce_events_fd(NULL, NULL) == EINVAL);
+	metaroce_close_events(NULL);
 }
 
 /* Sizes and masks. */

@@ -7,6 +7,7 @@ mod bench;
 mod demo;
 mod exec;
 mod ladder;
+mod man;
 mod packages;
 mod pyverbs;
 mod report;
@@ -70,6 +71,11 @@ enum Task {
     },
     /// The requirements of docs/protocol.md that no test cites; exit code 1 when a number is unknown or no code cites it
     Requirements,
+    /// Write a manual page for every function of libmetaroce.so.1
+    Man {
+        /// Where to
+        dir: PathBuf,
+    },
     /// Bandwidth, message rate, latency and processor time beside plain UDP, TCP, UCX and libfabric in one run; exit code 1 below the goals
     Bench {
         /// Fewer rounds, 5 minutes
@@ -109,6 +115,10 @@ fn main() -> ExitCode {
             results::run(&workspace, results::Options { quick, only: only.as_deref(), json: json.as_deref() })
         }
         Task::Requirements => requirements::list(&workspace),
+        Task::Man { dir } => man::write(&workspace, &dir).map(|pages| {
+            println!("{pages} pages in {}: man -l {}/metaroce_query_device.3", dir.display(), dir.display());
+            true
+        }),
         Task::Bench { quick, rounds, only, plot, json } => bench::run(
             &workspace,
             bench::Options {

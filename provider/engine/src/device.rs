@@ -20,6 +20,7 @@ use crate::outbox::Outbox;
 use crate::qp::{Qp, QpCreate, QpNotify};
 use crate::rates;
 use crate::srq::{Kind, Srq};
+use crate::watch::Watch;
 use crate::{Errno, errno_of};
 
 /// Why the device cannot be opened.
@@ -209,6 +210,11 @@ impl Device {
         follow(&mut all.connections, conns, |from| self.view_connections(from));
         follow(&mut all.qps, qps, |from| self.view_qps(from));
         Some(all)
+    }
+
+    /// Begins to listen for what happens to planes and paths.
+    pub fn watch(self: &Arc<Self>) -> Result<Watch, Errno> {
+        Watch::begin(self)
     }
 
     /// Source ports per plane that paths choose from.

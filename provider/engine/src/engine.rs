@@ -17,6 +17,7 @@ use crate::snapshot::Snapshot;
 use crate::udp::groups::Groups;
 use crate::udp::rx::Rx;
 use crate::udp::tx::{Sent, Tx};
+use crate::watch::Watchers;
 
 /// Everything behind the engine's one lock.
 #[derive(Default)]
@@ -31,6 +32,8 @@ pub(crate) struct Core {
     pub(crate) app_steps: u64,
     /// Planes whose link is down, a bit each: what the core is told when it is made.
     pub(crate) links_down: u64,
+    /// Who hears of planes and paths.
+    pub(crate) watchers: Watchers,
 }
 
 /// The core, its sockets and scratch space.
@@ -83,7 +86,7 @@ impl Core {
     /// One bounded step. Whoever holds the lock runs it and then does what [`Engine`] says about unlocking.
     pub(crate) fn step(&mut self, engine: &Engine, work: Work) -> Done {
         let mut done = Done::default();
-        let Core { out, io: Some(io), app_steps, .. } = self else { return done };
+        let Core { out, io: Some(io), app_steps, watchers, .. } = self else { return done };
         let mut now = engine.clock.now();
         (done.now, out.now) = (now, now);
         done.app_steps = *app_steps;
@@ -104,6 +107,7 @@ impl Core {
         }
         done.completed = out.publish(engine);
         out.report_overruns();
+        watchers.tell(&io.endpoint.journal);
         engine.in_flight.store(io.endpoint.in_flight_bytes(), Ordering::SeqCst);
         let stats_at = io.publish_counters(now, out, &done);
         let impair_at = io.impair.as_ref().and_then(Impair::next_due);
@@ -121,6 +125,7 @@ impl Core {
                 io.endpoint.set_plane_state(engine.clock.now(), plane, false, &mut self.out);
             }
             io.rates.apply(&mut io.endpoint, self.links_down);
+            io.endpoint.journal.wanted = self.watchers.any();
             self.io = Some(io);
         }
         self.io.as_deref_mut().ok_or(libc::ENODEV)

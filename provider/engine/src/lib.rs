@@ -27,11 +27,14 @@ mod srq;
 mod sync;
 mod thread;
 mod udp;
+mod watch;
 
 pub use cq::{Cq, CqNotify};
 pub use device::{Device, Everything, OpenError};
 pub use qp::{Qp, QpCreate, QpNotify, RecvPost, SendPost};
+pub use rates::of_plane as plane_rate_bps;
 pub use srq::{Srq, SrqPost};
+pub use watch::{Heard, Watch};
 
 /// An errno of the C library, positive.
 pub type Errno = i32;

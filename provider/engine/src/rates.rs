@@ -11,7 +11,7 @@ pub(crate) struct Rates {
 }
 
 /// Bits per second of a plane's link, as configured or as the link says; 0: not known, or without limit.
-pub(crate) fn of_plane(plane: &Plane) -> u64 {
+pub fn of_plane(plane: &Plane) -> u64 {
     plane.rate_bps.unwrap_or_else(|| link_rate_bps(&plane.ifname, plane.ifindex))
 }
 

@@ -5,6 +5,7 @@ use crate::config::{Config, limits};
 use crate::connection::{Conn, ConnState, completer, requester};
 use crate::groups::GroupTable;
 use crate::intake;
+use crate::journal::Journal;
 use crate::memory::Memory;
 use crate::mr::MrTable;
 use crate::pace::Pace;
@@ -59,6 +60,8 @@ pub struct Endpoint {
     /// Which planes and ports are to be used.
     pub(crate) planes: Vec<PlaneState>,
     pub(crate) plane_status: PlaneStatus,
+    /// What has happened to them and to paths. Public: drivers read it.
+    pub journal: Journal,
     pub(crate) senders: u32,
     pub(crate) senders_at: Nanos,
     in_flight_bytes: u64,
@@ -86,6 +89,7 @@ macro_rules! parts {
             senders: $self.senders,
             planes: &$self.planes,
             plane_status: $self.plane_status,
+            journal: &mut $self.journal,
             woken: &mut $self.woken,
             sink: $sink,
         }
@@ -126,6 +130,7 @@ impl Endpoint {
             loss: LossRate::default(),
             planes: vec![PlaneState::default(); config.planes.len()],
             plane_status: PlaneStatus::default(),
+            journal: Journal::default(),
             senders: 0,
             senders_at: 0,
             in_flight_bytes: 0,

@@ -14,6 +14,7 @@ mod datagrams;
 pub mod endpoint;
 pub mod groups;
 mod intake;
+pub mod journal;
 pub mod memory;
 mod mr;
 mod pace;

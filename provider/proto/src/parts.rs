@@ -3,6 +3,7 @@
 
 use crate::config::{Config, limits};
 use crate::connection::{Conn, tags};
+use crate::journal::Journal;
 use crate::mr::MrTable;
 use crate::pace::Pace;
 use crate::path::TxFrame;
@@ -66,6 +67,8 @@ pub struct Parts<'a, S> {
     pub planes: &'a [PlaneState],
     /// What peers are told of that.
     pub plane_status: PlaneStatus,
+    /// What has happened to them and to paths.
+    pub journal: &'a mut Journal,
     /// QPs to which requests were posted within this call.
     pub woken: &'a mut Vec<Qpn>,
     /// Completions and events.

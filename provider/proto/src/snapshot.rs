@@ -210,13 +210,7 @@ fn path_view(path: &PathTx, now: Nanos) -> PathView {
         entropy: path.entropy,
         generation: path.generation,
         dst: path.dst,
-        state: match path.health {
-            Health::Active if path.draining => "draining",
-            Health::Active => "active",
-            Health::PARKED => "parked",
-            Health::Suspect { .. } if path.shunned => "shunned",
-            Health::Suspect { .. } => "left",
-        },
+        state: path_state(path),
         cause,
         since_ns: now.saturating_sub(changed),
         rtt_min_ns: path.rtt.min_ns,
@@ -226,6 +220,17 @@ fn path_view(path: &PathTx, now: Nanos) -> PathView {
         in_flight: path.in_flight(),
         reorder_tolerance_ns: path.reorder_tolerance_ns,
         tally: path.tally,
+    }
+}
+
+/// The word for the state a path is in.
+pub(crate) fn path_state(path: &PathTx) -> &'static str {
+    match path.health {
+        Health::Active if path.draining => "draining",
+        Health::Active => "active",
+        Health::PARKED => "parked",
+        Health::Suspect { .. } if path.shunned => "shunned",
+        Health::Suspect { .. } => "left",
     }
 }
 

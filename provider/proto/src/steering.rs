@@ -4,6 +4,7 @@
 use crate::config::limits;
 use crate::connection::{Conn, completer};
 use crate::endpoint::{Endpoint, parts};
+use crate::journal::Happened;
 use crate::parts::Parts;
 use crate::path::{Health, PathTx};
 use crate::plane_status;
@@ -48,7 +49,9 @@ impl Endpoint {
     /// later begin without a plane that is down.
     pub fn set_plane_state(&mut self, now: Nanos, plane: u8, up: bool, sink: &mut impl Sink) {
         let Some(state) = self.planes.get_mut(usize::from(plane)) else { return };
-        state.link_up = up;
+        if std::mem::replace(&mut state.link_up, up) != up {
+            self.journal.add(now, plane, Happened::Link(up));
+        }
         self.tell_status();
         self.each_usable(now, sink, |p, conn| {
             if up {
@@ -75,6 +78,7 @@ impl Endpoint {
         }
         state.admin = admin;
         self.tell_status();
+        self.journal.add(now, plane, Happened::Admin(admin));
         let mut kept = 0;
         self.each_usable(now, sink, |p, conn| kept += usize::from(obey(p, conn)));
         Ok(kept)
@@ -178,7 +182,9 @@ fn obey<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn) -> bool {
         let was = std::mem::replace(&mut path.barred, state.admin != Admin::Up);
         if state.admin != Admin::Drain && std::mem::take(&mut path.draining) {
             path.changed = (p.now, Cause::Operator);
+            p.note_path(conn, index);
         }
+        let path = &conn.paths[index];
         let plane = path.plane;
         if was && !path.barred {
             probe_plane(p, conn, plane);
@@ -215,6 +221,7 @@ pub(crate) fn enforce<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn) -> bool {
         if drains {
             path.draining = true;
             path.changed = (p.now, Cause::Operator);
+            p.note_path(conn, index);
         } else {
             let cause = match path {
                 PathTx { barred: true, .. } => Cause::Operator,

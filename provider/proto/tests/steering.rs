@@ -2,7 +2,9 @@
 #![expect(non_snake_case, reason = "tests are named subject__case")]
 
 mod net;
+use metaroce_proto::journal::{Happened, PlaneEvent};
 use metaroce_proto::snapshot::PathView;
+use metaroce_proto::stats::Cause;
 use metaroce_proto::steering::Admin;
 use metaroce_proto::*;
 use net::*;
@@ -62,6 +64,56 @@ impl Stream {
     fn all(&self, plane: u8, state: &str) -> bool {
         self.paths().iter().filter(|p| p.plane == plane).all(|p| p.state == state)
     }
+}
+
+/// What was heard of paths since `from`: plane, path, state and cause.
+fn heard(s: &Stream, from: u64) -> Vec<(u8, u8, &'static str, Cause)> {
+    let journal = &s.net.hosts[0].ep.journal;
+    let events = (from..journal.next()).filter_map(|number| journal.read(number));
+    let of_path = |(_, event): (u64, &PlaneEvent)| match event.what {
+        Happened::Path(news) => Some((event.plane, news.path, news.state, news.cause)),
+        _ => None,
+    };
+    events.filter_map(of_path).collect()
+}
+
+#[test]
+fn journal__tells_who_listens_of_every_change_and_its_cause() {
+    let mut s = Stream::new(47);
+    s.admin(1, Admin::Down).unwrap();
+    s.admin(1, Admin::Up).unwrap();
+    s.flow(50 * MS);
+    assert_eq!(s.net.hosts[0].ep.journal.next(), 0, "nobody listened");
+    s.net.hosts[0].ep.journal.wanted = true;
+    let (now, host) = (s.net.now, &mut s.net.hosts[0]);
+    host.ep.set_plane_state(now, 1, false, &mut host.log);
+    let all = |state, cause| [1, 3, 5, 7].map(|path| (1, path, state, cause)).to_vec();
+    assert_eq!(heard(&s, 0), all("left", Cause::Link));
+    let journal = &s.net.hosts[0].ep.journal;
+    let first = journal.read(0).unwrap().1;
+    assert_eq!((first.at, first.plane, first.what), (now, 1, Happened::Link(false)));
+    let Happened::Path(news) = journal.read(1).unwrap().1.what else { panic!("no path") };
+    assert_eq!((news.qpn, news.users), (Some(s.qp), 1));
+    let next = s.net.hosts[0].ep.journal.next();
+    let (now, host) = (s.net.now, &mut s.net.hosts[0]);
+    host.ep.set_plane_state(now, 1, true, &mut host.log);
+    s.flow(50 * MS);
+    let mut back = heard(&s, next);
+    back.sort_by_key(|event| event.1);
+    assert_eq!(back, all("active", Cause::Answered));
+    // A black hole is noticed by silence, on each of its paths.
+    let next = s.net.hosts[0].ep.journal.next();
+    s.net.black_holes = vec![1];
+    s.flow(200 * MS);
+    let silent = heard(&s, next);
+    for path in [1, 3, 5, 7] {
+        let causes =
+            silent.iter().filter(|event| event.1 == path && event.2 != "active").map(|event| event.3);
+        assert!(causes.clone().any(|c| matches!(c, Cause::Silence | Cause::Plane)), "{silent:?}");
+    }
+    assert!(silent.iter().all(|event| event.0 == 1), "{silent:?}");
+    s.net.black_holes.clear();
+    s.finish();
 }
 
 #[test]

@@ -3,20 +3,21 @@
 use std::net::{IpAddr, Ipv6Addr};
 
 use metaroce_config::DeviceConfig;
-use metaroce_engine::{Device, Everything};
+use metaroce_engine::{Device, Everything, Heard, plane_rate_bps};
 use metaroce_ext_abi::{
-    CAUSES, CONNECTION_STATES, Connection, DeviceAttr, PATH_STATES, Path, Plane, QueuePair, SnapshotInfo,
-    admin, caps, number_of,
+    CONNECTION_STATES, Connection, DeviceAttr, Event, PATH_STATES, Path, Plane, QueuePair, SnapshotInfo,
+    admin, caps, event, number_of,
 };
+use metaroce_proto::journal::{Happened, PlaneEvent};
 use metaroce_proto::snapshot::{ConnView, PathView, QpView};
-use metaroce_proto::stats::PathStats;
+use metaroce_proto::stats::{Cause, PathStats};
 use metaroce_proto::steering::{Admin, PlaneState};
 
 /// What the device is and can do.
 pub(super) fn device(device: &Device) -> DeviceAttr {
     let config = device.config();
     DeviceAttr {
-        caps: caps::PLANE_ADMIN | caps::ENTROPY | caps::SNAPSHOT,
+        caps: caps::PLANE_ADMIN | caps::ENTROPY | caps::SNAPSHOT | caps::EVENTS,
         now_ns: device.now_ns(),
         planes: config.planes.len() as u32,
         paths_per_plane: config.paths_per_plane.into(),
@@ -45,12 +46,9 @@ pub(super) fn plane(
         ifindex: plane.ifindex,
         mtu: plane.mtu,
         link: plane.up.into(),
-        admin: match state.admin {
-            Admin::Up => admin::UP,
-            Admin::Drain => admin::DRAIN,
-            Admin::Down => admin::DOWN,
-        },
+        admin: admin_number(state.admin),
         denied: state.denied,
+        rate_bps: plane_rate_bps(plane),
         addr_count: plane.addrs.len() as u32,
         addrs,
         tx_packets: c.tx_packets,
@@ -66,6 +64,51 @@ pub(super) fn plane(
         rx_duplicates: c.rx_duplicates,
         srtt_ns: c.srtt_ns,
         ..Plane::ZERO
+    }
+}
+
+fn admin_number(wanted: Admin) -> u32 {
+    match wanted {
+        Admin::Up => admin::UP,
+        Admin::Drain => admin::DRAIN,
+        Admin::Down => admin::DOWN,
+    }
+}
+
+/// The place of its name in [`metaroce_ext_abi::CAUSES`].
+fn cause_number(cause: Cause) -> u32 {
+    match cause {
+        Cause::Fresh => 0,
+        Cause::Silence => 1,
+        Cause::Plane => 2,
+        Cause::Link => 3,
+        Cause::Peer => 4,
+        Cause::Answered => 5,
+        Cause::Operator => 6,
+    }
+}
+
+/// An event, and what was lost before it.
+pub(super) fn event(heard: &Heard) -> Event {
+    let PlaneEvent { at, plane, what } = heard.event;
+    let event = Event { time_ns: at, lost: heard.lost, plane: plane.into(), ..Event::ZERO };
+    match what {
+        Happened::Link(up) => Event { kind: event::LINK, state: up.into(), ..event },
+        Happened::Admin(wanted) => Event { kind: event::ADMIN, state: admin_number(wanted), ..event },
+        Happened::Path(news) => Event {
+            kind: event::PATH,
+            state: number_of(&PATH_STATES, news.state),
+            cause: cause_number(news.cause),
+            connection: news.connection,
+            path: news.path.into(),
+            entropy: news.entropy.into(),
+            generation: news.generation.into(),
+            peer: bytes_of(news.peer.0),
+            peer_slot: news.peer.1.into(),
+            qps: news.users,
+            qp_num: news.qpn.map_or(0, |qpn| qpn.0),
+            ..event
+        },
     }
 }
 
@@ -102,7 +145,7 @@ pub(super) fn path(connection: u32, number: usize, path: &PathView) -> Path {
         entropy: path.entropy.into(),
         generation: path.generation.into(),
         state: number_of(&PATH_STATES, path.state),
-        cause: number_of(&CAUSES, path.cause.name()),
+        cause: cause_number(path.cause),
         dst_port: path.dst.port().into(),
         dst: bytes_of(path.dst.ip()),
         since_ns: path.since_ns,
@@ -205,4 +248,24 @@ fn text<const N: usize>(text: &str) -> [u8; N] {
         *to = from;
     }
     bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use metaroce_ext_abi::CAUSES;
+
+    #[test]
+    fn names_of_causes_agree() {
+        use Cause::*;
+        for cause in [Fresh, Silence, Plane, Link, Peer, Answered, Operator] {
+            assert_eq!(CAUSES[cause_number(cause) as usize], cause.name());
+        }
+    }
+
+    #[test]
+    fn text_is_cut_and_ends() {
+        assert_eq!(text::<4>("eth0"), *b"eth\0");
+        assert_eq!(text::<4>("a"), *b"a\0\0\0");
+    }
 }

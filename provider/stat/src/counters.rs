@@ -16,6 +16,11 @@ macro_rules! counters {
                 match self { $($name::$variant => $text,)* }
             }
 
+            /// The value goes both ways; else it only grows.
+            pub const fn is_gauge(self) -> bool {
+                matches!(self.kind(), Kind::Gauge)
+            }
+
             /// Whether the value only grows (a counter) or goes both ways (a gauge).
             pub(crate) const fn kind(self) -> Kind {
                 match self { $($name::$variant => Kind::$kind,)* }

@@ -67,6 +67,15 @@ pub struct Host {
     index: u8,
 }
 
+/// What an interface has received.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Arrived {
+    /// Bytes of frames.
+    pub bytes: u64,
+    /// Frames, super-packets as one.
+    pub packets: u64,
+}
+
 /// Two connected hosts. They vanish with it.
 #[derive(Debug)]
 pub struct Fabric {
@@ -252,12 +261,14 @@ impl Fabric {
         self.hosts[host].tool("nft", &[&rules]).map(|_| ())
     }
 
-    /// Bytes that have arrived on each plane of a host.
-    pub fn arrived(&self, host: usize) -> Result<Vec<u64>, Failure> {
+    /// What has arrived on each plane of a host.
+    pub fn arrived(&self, host: usize) -> Result<Vec<Arrived>, Failure> {
         let table = self.hosts[host].run(|| fs::read_to_string("/proc/thread-self/net/dev"))??;
         let of = |name: String| {
             let line = table.lines().find_map(|line| line.trim().strip_prefix(&format!("{name}:")));
-            line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+            let mut numbers =
+                line.into_iter().flat_map(str::split_whitespace).map(|n| n.parse().unwrap_or(0));
+            Arrived { bytes: numbers.next().unwrap_or(0), packets: numbers.next().unwrap_or(0) }
         };
         Ok((0..self.plan.planes).map(interface).map(of).collect())
     }

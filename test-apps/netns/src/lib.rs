@@ -11,6 +11,6 @@ mod switch;
 mod system;
 
 pub use command::{CannotHere, Failure};
-pub use fabric::{Fabric, Host, Plan};
+pub use fabric::{Arrived, Fabric, Host, Plan};
 pub use switch::{Rate, Switch};
 pub use system::become_root_of_own_namespace;

@@ -97,6 +97,7 @@ structures! {
         link: u32,
         admin: u32,
         denied: u64,
+        rate_bps: u64,
         addr_count: u32,
         reserved: u32,
         addrs: [[u8; 16]; 8],
@@ -185,6 +186,24 @@ structures! {
         qps: u32,
         reserved: u32,
     }
+    /// Something that has happened to a plane or a path.
+    Event = "metaroce_event" {
+        time_ns: u64,
+        lost: u64,
+        kind: u32,
+        plane: u32,
+        state: u32,
+        cause: u32,
+        connection: u32,
+        path: u32,
+        entropy: u32,
+        generation: u32,
+        peer: [u8; 16],
+        peer_slot: u32,
+        qps: u32,
+        qp_num: u32,
+        reserved: u32,
+    }
 }
 
 /// An errno value.
@@ -192,7 +211,7 @@ pub type Errno = c_int;
 const EINVAL: Errno = 22;
 const EOPNOTSUPP: Errno = 95;
 
-/// A context, queue pair or snapshot as C sees it.
+/// A context, queue pair, snapshot or listener as C sees it.
 pub type Opaque = *mut c_void;
 
 /// The provider's functions. It never shrinks: what a provider does not have lies beyond its `size`.
@@ -221,6 +240,10 @@ pub struct Ops {
     pub snapshot_path: unsafe extern "C" fn(snapshot: Opaque, index: u32, to: *mut Path) -> c_int,
     pub snapshot_qp: unsafe extern "C" fn(snapshot: Opaque, index: u32, to: *mut QueuePair) -> c_int,
     pub free_snapshot: unsafe extern "C" fn(snapshot: Opaque),
+    pub open_events: unsafe extern "C" fn(context: Opaque, events: *mut Opaque) -> c_int,
+    pub events_fd: unsafe extern "C" fn(events: Opaque, fd: *mut c_int) -> c_int,
+    pub next_event: unsafe extern "C" fn(events: Opaque, to: *mut Event) -> c_int,
+    pub close_events: unsafe extern "C" fn(events: Opaque),
 }
 
 /// What the device can do, a bit each; members `caps` of [`DeviceAttr`].
@@ -231,6 +254,16 @@ pub mod caps {
     pub const ENTROPY: u64 = 2;
     /// Snapshots.
     pub const SNAPSHOT: u64 = 4;
+    /// Events.
+    pub const EVENTS: u64 = 8;
+}
+
+/// What an event is of.
+pub mod event {
+    #![expect(missing_docs, reason = "as in the header")]
+    pub const PATH: u32 = 0;
+    pub const LINK: u32 = 1;
+    pub const ADMIN: u32 = 2;
 }
 
 /// What an operator wants of a plane.
@@ -246,7 +279,7 @@ pub const PATH_STATES: [&str; 5] = ["active", "draining", "shunned", "left", "pa
 /// Names of connection states, by their numbers in the header.
 pub const CONNECTION_STATES: [&str; 3] = ["connecting", "established", "closing"];
 /// Names of causes, by their numbers in the header.
-pub const CAUSES: [&str; 6] = ["fresh", "silence", "plane", "link", "answered", "operator"];
+pub const CAUSES: [&str; 7] = ["fresh", "silence", "plane", "link", "peer", "answered", "operator"];
 /// The number of a name; u32::MAX for one that the header does not have.
 pub fn number_of(names: &[&str], name: &str) -> u32 {
     names.iter().position(|known| *known == name).map_or(u32::MAX, |at| at as u32)

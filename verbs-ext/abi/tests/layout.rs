@@ -36,12 +36,17 @@ fn assertions() -> String {
     of::<Path>(&mut text);
     of::<QueuePair>(&mut text);
     of::<SnapshotInfo>(&mut text);
+    of::<Event>(&mut text);
     let constants = [
         ("METAROCE_API_MAJOR", u64::from(API.0)),
         ("METAROCE_API_MINOR", u64::from(API.1)),
         ("METAROCE_CAP_PLANE_ADMIN", caps::PLANE_ADMIN),
         ("METAROCE_CAP_ENTROPY", caps::ENTROPY),
         ("METAROCE_CAP_SNAPSHOT", caps::SNAPSHOT),
+        ("METAROCE_CAP_EVENTS", caps::EVENTS),
+        ("METAROCE_EVENT_PATH", event::PATH.into()),
+        ("METAROCE_EVENT_LINK", event::LINK.into()),
+        ("METAROCE_EVENT_ADMIN", event::ADMIN.into()),
         ("METAROCE_ADMIN_UP", admin::UP.into()),
         ("METAROCE_ADMIN_DRAIN", admin::DRAIN.into()),
         ("METAROCE_ADMIN_DOWN", admin::DOWN.into()),

@@ -11,12 +11,17 @@ use serde_json::{Map, Value, json};
 use crate::output;
 use crate::table::scaled;
 
+mod prometheus;
+
 /// Options of `metaroce stat`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Print one JSON array with every counter
     #[arg(long)]
     json: bool,
+    /// Print every counter as Prometheus reads it (text exposition format)
+    #[arg(long, conflicts_with = "json")]
+    prometheus: bool,
     /// Every record there is: processes that ended long ago, that sent nothing, and (for root) of all users
     #[arg(long)]
     all: bool,
@@ -42,7 +47,11 @@ pub fn run(args: &Args) -> ExitCode {
             }
         };
         let moved = records.iter().any(|(_, record)| moved(record));
-        let text = if args.json { json_text(&records) } else { table(&records) };
+        let text = match args {
+            Args { json: true, .. } => json_text(&records),
+            Args { prometheus: true, .. } => prometheus::text(&records),
+            _ => table(&records),
+        };
         let usual = if moved { ExitCode::SUCCESS } else { ExitCode::FAILURE };
         let clear =
             if args.watch.is_some() && std::io::stdout().is_terminal() { "\x1b[H\x1b[2J" } else { "" };

@@ -58,6 +58,7 @@ int metaroce_owns(struct ibv_context *context);
 #define METAROCE_CAP_PLANE_ADMIN 1ull /* metaroce_set_plane_admin */
 #define METAROCE_CAP_ENTROPY 2ull     /* metaroce_deny_entropy, metaroce_allow_entropy, metaroce_rehash_path */
 #define METAROCE_CAP_SNAPSHOT 4ull    /* metaroce_take_snapshot, metaroce_query_qp */
+#define METAROCE_CAP_EVENTS 8ull      /* metaroce_open_events */
 
 struct metaroce_device_attr {
 	uint32_t size;
@@ -95,6 +96,7 @@ struct metaroce_plane {
 	uint32_t link;       /* 1: up and has carrier */
 	uint32_t admin;      /* enum metaroce_admin */
 	uint64_t denied;     /* source ports not to be used, a bit for each entropy value */
+	uint64_t rate_bps;   /* of its link, as configured or as the link says; 0: not known, or without limit */
 	uint32_t addr_count; /* all there are; the first eight are below */
 	uint32_t reserved;
 	uint8_t addrs[8][16];
@@ -196,8 +198,9 @@ enum metaroce_cause {
 	METAROCE_CAUSE_SILENCE = 1,  /* did not answer while its siblings did */
 	METAROCE_CAUSE_PLANE = 2,    /* half of its plane's paths did not */
 	METAROCE_CAUSE_LINK = 3,     /* the link of its plane went down */
-	METAROCE_CAUSE_ANSWERED = 4, /* has answered again */
-	METAROCE_CAUSE_OPERATOR = 5, /* an operator or the application wanted it */
+	METAROCE_CAUSE_PEER = 4,     /* the peer says that the plane is down at its end */
+	METAROCE_CAUSE_ANSWERED = 5, /* has answered again */
+	METAROCE_CAUSE_OPERATOR = 6, /* an operator or the application wanted it */
 };
 
 /* A transmit path of a connection. The counters cover its life, whatever source ports it has used. */
@@ -319,6 +322,61 @@ int metaroce_snapshot_path(struct metaroce_snapshot *snapshot, uint32_t index, s
  * ENOENT: there are no more.
  */
 int metaroce_snapshot_qp(struct metaroce_snapshot *snapshot, uint32_t index, struct metaroce_qp *qp);
+
+enum metaroce_event_kind {
+	METAROCE_EVENT_PATH = 0,  /* a path has changed its state or source port, or the cause is known better */
+	METAROCE_EVENT_LINK = 1,  /* the link of a plane: `state` is 1 for up, 0 for down */
+	METAROCE_EVENT_ADMIN = 2, /* somebody wants a plane used in another way: `state` is an enum metaroce_admin */
+};
+
+/* Something that has happened to a plane or a path. What is behind `state` is 0 unless it is of a path. */
+struct metaroce_event {
+	uint32_t size;
+	uint32_t comp_mask;
+	uint64_t time_ns;    /* when the device noticed */
+	uint64_t lost;       /* events before this one that were lost: the program was 1024 behind */
+	uint32_t kind;       /* enum metaroce_event_kind */
+	uint32_t plane;
+	uint32_t state;      /* of a path: enum metaroce_path_state */
+	uint32_t cause;      /* enum metaroce_cause */
+	uint32_t connection;
+	uint32_t path;       /* number within the connection */
+	uint32_t entropy;    /* source port now */
+	uint32_t generation;
+	uint8_t peer[16];
+	uint32_t peer_slot;
+	uint32_t qps;        /* queue pairs that use the connection ... */
+	uint32_t qp_num;     /* ... and one of them that sends on it; 0: none does */
+	uint32_t reserved;
+};
+
+struct metaroce_events;
+
+/*
+ * metaroce_open_events - begins to listen for what happens to planes and paths of the device
+ *
+ * Every listener hears everything from here on. EMFILE: no descriptor is left.
+ */
+int metaroce_open_events(struct ibv_context *context, struct metaroce_events **events);
+
+/*
+ * metaroce_close_events - ends listening and closes the descriptor; NULL is allowed
+ */
+void metaroce_close_events(struct metaroce_events *events);
+
+/*
+ * metaroce_events_fd - a descriptor that poll, select and epoll find readable while there is an event to take
+ *
+ * It belongs to the listener: neither read nor close it.
+ */
+int metaroce_events_fd(struct metaroce_events *events, int *fd);
+
+/*
+ * metaroce_next_event - takes the next event
+ *
+ * EAGAIN: there is none now. ENODEV: the device is closed.
+ */
+int metaroce_next_event(struct metaroce_events *events, struct metaroce_event *event);
 
 #ifdef __cplusplus
 }

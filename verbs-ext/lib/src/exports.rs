@@ -8,7 +8,7 @@ use std::ffi::c_int;
 use metaroce_ext_abi::*;
 use rdma_core_sys::{ibv_context, ibv_qp};
 
-use crate::find::{Errno, Snapshot, give, of_context, of_qp};
+use crate::find::{Errno, Held, give, of_context, of_qp};
 
 /// Exports a function under its name in the header: rustc's own list of exports would give it no version, the
 /// assembler's directive does.
@@ -32,13 +32,13 @@ fn call(ops: Result<&'static Ops, Errno>, function: impl FnOnce(&'static Ops) ->
     ops.map_or_else(|errno| errno, function)
 }
 
-/// The same for a snapshot.
+/// The same for a snapshot or a listener.
 ///
 /// # Safety
-/// `snapshot` is NULL or a snapshot that is not freed.
-unsafe fn of_snapshot(snapshot: *mut Snapshot, function: impl FnOnce(&Snapshot) -> c_int) -> c_int {
+/// `held` is NULL or one that is not given up.
+unsafe fn of_held(held: *mut Held, function: impl FnOnce(&Held) -> c_int) -> c_int {
     // SAFETY: upheld by the caller.
-    unsafe { snapshot.as_ref() }.map_or(libc::EINVAL, function)
+    unsafe { held.as_ref() }.map_or(libc::EINVAL, function)
 }
 
 export! {
@@ -99,21 +99,21 @@ export! {
         unsafe { call(of_qp(qp), |ops| (ops.query_qp)(qp.cast(), attr)) }
     }
 
-    metaroce_take_snapshot as take_snapshot_1(context: *mut ibv_context, snapshot: *mut *mut Snapshot) -> c_int {
+    metaroce_take_snapshot as take_snapshot_1(context: *mut ibv_context, snapshot: *mut *mut Held) -> c_int {
         // SAFETY: module comment.
         unsafe {
             give(snapshot, || {
                 let ops = of_context(context)?;
                 let mut inner = std::ptr::null_mut();
                 match (ops.take_snapshot)(context.cast(), &raw mut inner) {
-                    0 => Ok(Snapshot { ops, inner }),
+                    0 => Ok(Held { ops, inner }),
                     errno => Err(errno),
                 }
             })
         }
     }
 
-    metaroce_free_snapshot as free_snapshot_1(snapshot: *mut Snapshot) {
+    metaroce_free_snapshot as free_snapshot_1(snapshot: *mut Held) {
         if !snapshot.is_null() {
             // SAFETY: module comment; `give` made it of a box, and the program gives it up.
             let snapshot = unsafe { Box::from_raw(snapshot) };
@@ -122,28 +122,61 @@ export! {
         }
     }
 
-    metaroce_snapshot_info as snapshot_info_1(snapshot: *mut Snapshot, info: *mut SnapshotInfo) -> c_int {
+    metaroce_open_events as open_events_1(context: *mut ibv_context, events: *mut *mut Held) -> c_int {
         // SAFETY: module comment.
-        unsafe { of_snapshot(snapshot, |snapshot| (snapshot.ops.snapshot_info)(snapshot.inner, info)) }
+        unsafe {
+            give(events, || {
+                let ops = of_context(context)?;
+                let mut inner = std::ptr::null_mut();
+                match (ops.open_events)(context.cast(), &raw mut inner) {
+                    0 => Ok(Held { ops, inner }),
+                    errno => Err(errno),
+                }
+            })
+        }
     }
 
-    metaroce_snapshot_plane as snapshot_plane_1(snapshot: *mut Snapshot, index: u32, to: *mut Plane) -> c_int {
-        // SAFETY: module comment.
-        unsafe { of_snapshot(snapshot, |snapshot| (snapshot.ops.snapshot_plane)(snapshot.inner, index, to)) }
+    metaroce_close_events as close_events_1(events: *mut Held) {
+        if !events.is_null() {
+            // SAFETY: module comment; `give` made it of a box, and the program gives it up.
+            let events = unsafe { Box::from_raw(events) };
+            // SAFETY: the provider's own, for the last time.
+            unsafe { (events.ops.close_events)(events.inner) };
+        }
     }
 
-    metaroce_snapshot_connection as snapshot_connection_1(snapshot: *mut Snapshot, index: u32, to: *mut Connection) -> c_int {
+    metaroce_events_fd as events_fd_1(events: *mut Held, fd: *mut c_int) -> c_int {
         // SAFETY: module comment.
-        unsafe { of_snapshot(snapshot, |snapshot| (snapshot.ops.snapshot_connection)(snapshot.inner, index, to)) }
+        unsafe { of_held(events, |events| (events.ops.events_fd)(events.inner, fd)) }
     }
 
-    metaroce_snapshot_path as snapshot_path_1(snapshot: *mut Snapshot, index: u32, to: *mut Path) -> c_int {
+    metaroce_next_event as next_event_1(events: *mut Held, event: *mut Event) -> c_int {
         // SAFETY: module comment.
-        unsafe { of_snapshot(snapshot, |snapshot| (snapshot.ops.snapshot_path)(snapshot.inner, index, to)) }
+        unsafe { of_held(events, |events| (events.ops.next_event)(events.inner, event)) }
     }
 
-    metaroce_snapshot_qp as snapshot_qp_1(snapshot: *mut Snapshot, index: u32, to: *mut QueuePair) -> c_int {
+    metaroce_snapshot_info as snapshot_info_1(snapshot: *mut Held, info: *mut SnapshotInfo) -> c_int {
         // SAFETY: module comment.
-        unsafe { of_snapshot(snapshot, |snapshot| (snapshot.ops.snapshot_qp)(snapshot.inner, index, to)) }
+        unsafe { of_held(snapshot, |snapshot| (snapshot.ops.snapshot_info)(snapshot.inner, info)) }
+    }
+
+    metaroce_snapshot_plane as snapshot_plane_1(snapshot: *mut Held, index: u32, to: *mut Plane) -> c_int {
+        // SAFETY: module comment.
+        unsafe { of_held(snapshot, |snapshot| (snapshot.ops.snapshot_plane)(snapshot.inner, index, to)) }
+    }
+
+    metaroce_snapshot_connection as snapshot_connection_1(snapshot: *mut Held, index: u32, to: *mut Connection) -> c_int {
+        // SAFETY: module comment.
+        unsafe { of_held(snapshot, |snapshot| (snapshot.ops.snapshot_connection)(snapshot.inner, index, to)) }
+    }
+
+    metaroce_snapshot_path as snapshot_path_1(snapshot: *mut Held, index: u32, to: *mut Path) -> c_int {
+        // SAFETY: module comment.
+        unsafe { of_held(snapshot, |snapshot| (snapshot.ops.snapshot_path)(snapshot.inner, index, to)) }
+    }
+
+    metaroce_snapshot_qp as snapshot_qp_1(snapshot: *mut Held, index: u32, to: *mut QueuePair) -> c_int {
+        // SAFETY: module comment.
+        unsafe { of_held(snapshot, |snapshot| (snapshot.ops.snapshot_qp)(snapshot.inner, index, to)) }
     }
 }

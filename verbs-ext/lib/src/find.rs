@@ -67,23 +67,23 @@ fn base_of(address: *mut c_void) -> Option<*mut c_void> {
     unsafe { (libc::dladdr(address, place.as_mut_ptr()) != 0).then(|| place.assume_init().dli_fbase) }
 }
 
-/// A snapshot as the program holds it: the provider's, and who can read it.
-pub(crate) struct Snapshot {
+/// A snapshot or a listener as the program holds it: the provider's, and who can read it.
+pub(crate) struct Held {
     pub(crate) ops: &'static Ops,
     pub(crate) inner: Opaque,
 }
 
-/// Hands a snapshot to the program.
+/// Hands one to the program.
 ///
 /// # Safety
 /// `to` is NULL (gives EINVAL) or writable.
-pub(crate) unsafe fn give(to: *mut *mut Snapshot, make: impl FnOnce() -> Result<Snapshot, Errno>) -> c_int {
+pub(crate) unsafe fn give(to: *mut *mut Held, make: impl FnOnce() -> Result<Held, Errno>) -> c_int {
     // SAFETY: upheld by the caller.
     let Some(to) = (unsafe { to.as_mut() }) else { return libc::EINVAL };
     *to = ptr::null_mut();
     match make() {
-        Ok(snapshot) => {
-            *to = Box::into_raw(Box::new(snapshot));
+        Ok(held) => {
+            *to = Box::into_raw(Box::new(held));
             0
         }
         Err(errno) => errno,

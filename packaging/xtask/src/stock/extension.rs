@@ -17,7 +17,7 @@ pub const EXTENSION: &str = "libmetaroce.so.1: symbol versions, examples and tes
 /// The library as cargo names it.
 const BUILT: &str = "libmetaroce.so";
 /// Programs that end with 0, and whose checks are in themselves.
-const PROGRAMS: [&str; 2] = ["examples/planes.c", "tests/refusals.c"];
+const PROGRAMS: [&str; 3] = ["examples/planes.c", "examples/events.c", "tests/refusals.c"];
 /// Two planes on any machine with IPv6.
 const PLANES: &str = "a=127.0.0.1,b=::1";
 const TIMEOUT: Duration = Duration::from_secs(60);

@@ -78,6 +78,7 @@ pub fn on_ack<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, ack: &Ack) {
         path.congestion.on_ack(news);
         decay_tolerance(path, newly);
         if returned {
+            p.note_path(conn, usize::from(ack.path));
             steering::enforce(p, conn);
         }
     }
@@ -238,6 +239,7 @@ fn shun_path<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: usize) {
         true => Health::PARKED,
         false => Health::Suspect { probe_at: p.now, pause: path.rtt.probe_timeout(&p.config.tuning) },
     };
+    p.note_path(conn, index);
 }
 
 /// A path has answered: siblings whose probes were not, while what was sent elsewhere in their stead was, are in trouble of
@@ -287,6 +289,7 @@ pub fn leave_path<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: usize, 
     (path.pto_count, path.strikes, path.struck_at, path.shunned) = (0, 0, 0, false);
     path.change_port(p.config.entropies_per_plane, denied(p, path.plane));
     p.stats.paths_left += 1;
+    p.note_path(conn, index);
 }
 
 /// Source ports of a plane that are not to be used, a bit each.
@@ -301,6 +304,7 @@ pub fn rehash<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: usize) {
     if !path.has_answered() {
         path.change_entropy(p.config.entropies_per_plane, denied(p, path.plane));
         path.changed = (p.now, Cause::Operator);
+        p.note_path(conn, index);
         return;
     }
     let retransmits = &mut conn.retransmits;
@@ -317,6 +321,7 @@ pub fn rehash<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: usize) {
         path.health = Health::Suspect { probe_at: p.now, pause: limits::PROBE_FIRST_NS };
         path.shunned = false;
     }
+    p.note_path(conn, index);
 }
 
 /// Half the paths of a plane in trouble means the plane is: the others are left without waiting for each (MR-PATH-2).
@@ -342,6 +347,7 @@ pub fn leave_plane<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, plane: u8, ca
         } else if cause == Cause::Link && !path.barred {
             // Left before the event came: the link is why, silence was only its sign.
             path.changed.1 = cause;
+            p.note_path(conn, index);
         }
     }
 }
