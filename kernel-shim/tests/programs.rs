@@ -200,6 +200,44 @@ fn cycles__leave_nothing_behind() {
     connect(&format!("cycles {rounds}"), "127.0.0.1", "0");
 }
 
+/// The kernel's device is a file here, in a mount namespace: what is shown is whose node it is and that all writes reach
+/// it, not what a kernel would do with them.
+#[test]
+fn kernels_rdma_cm__is_left_to_the_kernel() {
+    let root = ["--user", "--map-root-user", "--mount"];
+    if !can("user and mount namespaces", Command::new("unshare").args(root).arg("true")) {
+        return;
+    }
+    let scratch = Scratch::new("kernel");
+    fs::create_dir_all(scratch.0.join("dev/infiniband")).unwrap();
+    let script = r"
+        set -e
+        mount -t tmpfs none /sys/class
+        mkdir -p /sys/class/infiniband/mlx5_0 /sys/class/infiniband_verbs
+        for node in null zero urandom; do : > ../dev/$node; mount --bind /dev/$node ../dev/$node; done
+        : > ../dev/infiniband/rdma_cm
+        mount --rbind ../dev /dev
+        export LD_PRELOAD=$PWD/../shim.so
+        ls -m /dev/infiniband /sys/class/infiniband
+        printf '\0\0\0\0\030\0\004\0the body of a first one!' > /dev/infiniband/rdma_cm
+        tail -c 24 /dev/infiniband/rdma_cm; wc -c < /dev/infiniband/rdma_cm
+        stat -c %F /dev/infiniband/rdma_cm";
+    let output = scratch
+        .command("unshare")
+        .env_remove("LD_PRELOAD")
+        .args(root)
+        .args(["sh", "-c", script])
+        .output()
+        .unwrap();
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success() && err.is_empty(), "{}\n{out}{err}", output.status);
+    assert_eq!(
+        out,
+        "/dev/infiniband:\nrdma_cm, uverbs0\n\n/sys/class/infiniband:\nmetaroce0, mlx5_0\n\
+         the body of a first one!32\nregular file\n"
+    );
+}
+
 #[test]
 fn python__sees_what_programs_in_c_see() {
     if !can("python3", Command::new("python3").arg("--version")) {

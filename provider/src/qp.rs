@@ -144,6 +144,10 @@ impl Qp {
     /// Changes attributes and state. On any error nothing has changed.
     pub(crate) fn modify(&self, attr: &ibv_qp_attr, mask: u32) -> Result<()> {
         self.pd.context.alive()?;
+        if mask & IBV_QP_RATE_LIMIT != 0 {
+            // As the kernel says where there is no pacing, whatever else is asked for.
+            return Err(libc::EOPNOTSUPP);
+        }
         // Held over the engine's call: two threads' changes must not be recorded in another order than made.
         let mut recorded = self.attributes.lock();
         let mask = attr::relevant(self.qp_type, mask);

@@ -2,6 +2,7 @@
 function here is named after what it stands for in docs/testing.md. Prints a line for each, and "done"."""
 
 import ctypes
+import errno
 import struct
 import time
 
@@ -183,6 +184,14 @@ def create_ud_qp_with_privileged_qkey():
 def raw_qp_rate_limit_modify():
     limits = context.query_device_ex().packet_pacing_caps
     assert limits.qp_rate_limit_max == 0, "pacing is offered, so test it"
+    attr = QPAttr(port_num=1)
+    attr.rate_limit = 1000
+    try:
+        Pair().a.modify(attr, e.IBV_QP_RATE_LIMIT)
+    except PyverbsRDMAError as error:
+        assert error.error_code == errno.EOPNOTSUPP
+        return
+    raise AssertionError("a rate limit was accepted")
 
 
 def modify_rc_qp_rd_atomic():
