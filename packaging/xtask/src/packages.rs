@@ -13,6 +13,8 @@ pub const DEMO: &[&str] = &["ibverbs-utils", "perftest"];
 pub const TEST: &[&str] = &[
     "g++",
     "binutils",
+    "groff",
+    "tshark",
     "ibverbs-utils",
     "perftest",
     "python3",

@@ -9,7 +9,7 @@ use crate::workspace::Workspace;
 
 /// Longest source file, lines. When one would pass that, it is two things.
 const LINES_MAX: usize = 700;
-const SOURCE_EXTENSIONS: [&str; 7] = ["rs", "c", "h", "py", "sh", "toml", "md"];
+const SOURCE_EXTENSIONS: [&str; 8] = ["rs", "c", "h", "py", "sh", "lua", "toml", "md"];
 
 /// Workspace crates each crate may use, whatever the kind of dependency. Crates below test-apps may use everything
 /// and are used by nothing else.
