@@ -218,3 +218,31 @@ fn far_end_mistaken__the_plane_serves_when_no_other_does() {
     net.black_holes = vec![1];
     assert!(stream(&mut net, qa, keys, 60 * MS) > 0);
 }
+
+/// A plane loses most of what is sent on it and goes on answering: what it has lost twice goes another way, so that messages
+/// do not wait for its luck. Proves MR-LOSS-3.
+#[test]
+fn mostly_lossy_plane__repairs_go_elsewhere() {
+    let mut net = Net::with_planes(2, 2, 10);
+    net.faults.delay_ns = 50_000;
+    let (mut rng, mut worst) = (11, std::collections::BTreeMap::new());
+    let (qa, _) = net.pair(0, 1);
+    let keys = (net.mr(0, 0, 1 << 20), net.mr(1, 0, 1 << 20));
+    stream(&mut net, qa, keys, 5 * MS);
+    let times = std::rc::Rc::new(std::cell::RefCell::new(Vec::new()));
+    let seen = times.clone();
+    // Paths of the two planes take turns: odd ones are on plane 1. What follows the header tells parts of messages apart.
+    net.filter = Some(Box::new(move |from, _, bytes| {
+        let lossy = from == 0 && bytes.len() > 1000 && bytes[2] % 2 == 1;
+        if lossy && random(&mut rng) % 10 < 9 {
+            let lost = worst.entry(bytes[20..60].to_vec()).or_insert(0u32);
+            *lost += 1;
+            seen.borrow_mut().push(*lost);
+            return true;
+        }
+        false
+    }));
+    stream(&mut net, qa, keys, 20 * MS);
+    let most = times.borrow().iter().copied().max().unwrap_or(0);
+    assert!(most <= 5, "a part of a message was lost {most} times on the lossy plane");
+}

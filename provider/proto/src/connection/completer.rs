@@ -174,17 +174,29 @@ fn lose<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, index: usize, psn: u64, 
     path.tally.lost += 1;
     p.loss.count(true);
     conn.in_flight_bytes -= u32::from(pkt.bytes);
+    let plane = path.plane;
     for i in 0..pkt.frames {
-        let frame = path.frame(&pkt, i);
+        let frame = conn.paths[index].frame(&pkt, i);
         if frame.kind != FrameKind::Ping {
-            conn.retransmits.push_back(Retransmit { frame, path: index as u8, left: true });
+            let again = if frame.repair && how == PktState::Lost { elsewhere(conn, index) } else { index };
+            conn.retransmits.push_back(Retransmit { frame, path: again as u8, left: true });
         }
     }
-    let plane = path.plane;
     let slot = p.path_slot(plane, index, count);
     if let Some(s) = p.path_stats.get_mut(slot) {
         s.lost += 1;
     }
+}
+
+/// Where what a path has lost twice goes: to the next path in use that loses less than half as much, on another plane or else
+/// on its own; without one it stays where it was.
+fn elsewhere(conn: &Conn, index: usize) -> usize {
+    let (count, own) = (conn.paths.len(), &conn.paths[index]);
+    let loses_less =
+        |x: &PathTx| 2 * x.tally.lost * own.tally.sent.max(1) < own.tally.lost * x.tally.sent.max(1);
+    let fits = |i: &usize| conn.paths[*i].in_use() && loses_less(&conn.paths[*i]);
+    let others = || (1..count).map(|step| (index + step) % count).filter(fits);
+    others().find(|i| conn.paths[*i].plane != own.plane).or(others().next()).unwrap_or(index)
 }
 
 /// Silence on a path: its oldest packet goes again as a probe, the second time on another path. If packets sent later on
@@ -486,6 +498,7 @@ fn confirm(conn: &mut Conn, refuse: &Refuse) {
         return;
     }
     let frame = TxFrame {
+        repair: false,
         kind: FrameKind::VoidRequest,
         qp: refuse.qpn.index() as u16,
         life,

@@ -117,6 +117,7 @@ impl Builder {
                 let Some(again) = conn.take_retransmit() else { return false };
                 let mut f = again.frame;
                 retransmit_header(p, &mut f);
+                f.repair |= again.left;
                 self.retransmit |= again.left;
                 if !self.emit_frame(p, conn, burst, &mut f) {
                     // Its memory is gone: the numbers are filled, the message ends in error.
@@ -134,6 +135,7 @@ impl Builder {
                 conn.ping_due = false;
                 Frame::Ping.write(&mut burst.bytes);
                 let idle = TxFrame {
+                    repair: false,
                     kind: FrameKind::Ping,
                     qp: 0,
                     life: 0,
@@ -189,6 +191,7 @@ impl Builder {
             }
         }
         let mut f = TxFrame {
+            repair: false,
             kind: FrameKind::Request,
             qp: index,
             life: qp.tx.life,
@@ -242,6 +245,7 @@ impl Builder {
         let (cursor, life) = (qp.rx.cursor_job, qp.rx.epoch);
         let job = qp.rx.job_mut(cursor)?;
         let mut f = TxFrame {
+            repair: false,
             kind: FrameKind::Response,
             qp: index,
             life,

@@ -30,6 +30,8 @@ pub struct TxFrame {
     pub units: u16,
     /// Attempt the message was in.
     pub attempt: u16,
+    /// It has been lost before: should it be lost again, it goes another way (MR-LOSS-3).
+    pub repair: bool,
 }
 
 impl TxFrame {
