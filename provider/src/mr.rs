@@ -11,6 +11,7 @@ use crate::context::Context;
 use crate::dm;
 use crate::exports::Exports;
 use crate::ffi::{CPart, Object, Result, next_handle};
+use crate::pages;
 use crate::pd::{Pd, PdShared};
 
 /// Flags a device may ignore (`IBV_ACCESS_OPTIONAL_RANGE`).
@@ -53,6 +54,8 @@ type Within = (*mut ibv_context, *mut ibv_pd);
 struct Region {
     pd: Arc<PdShared>,
     flags: u32,
+    /// Address and length of the application's memory; none of device memory, null and imported regions.
+    memory: Option<(u64, u64)>,
 }
 
 // SAFETY: repr(C), the C part is first and begins with an ibv_mr.
@@ -61,14 +64,18 @@ unsafe impl Object for Mr {
 }
 
 impl Mr {
-    /// Registers `length` bytes at `va`, reachable from `iova`.
+    /// Registers `length` bytes at `va`, reachable from `iova`. EFAULT when they are not there, or not writable where the
+    /// flags ask for that, unless on-demand paging is asked for.
     pub(crate) fn register(pd: &Pd, va: u64, length: u64, iova: u64, flags: u32) -> Result<Box<Self>> {
         check_access(flags)?;
         let iova = if flags & access::ZERO_BASED != 0 { 0 } else { iova };
         check_range(va, iova, length)?;
+        check_memory((va, length), flags)?;
         let pd = Arc::clone(&pd.shared);
         let key = pd.context.device.register_mr(pd.number, va, iova, length, flags)?;
-        Ok(Self::made(pd, key, length, flags, None, |_| {}))
+        let mr = Self::made(pd, key, length, flags, None, |_| {});
+        mr.region.lock().memory = Some((va, length));
+        Ok(mr)
     }
 
     /// A region that reads as zeros and takes writes without a trace, for local use.
@@ -113,7 +120,7 @@ impl Mr {
             (mr.ibv_mr.lkey, mr.ibv_mr.rkey) = (key, key);
             mr.mr_type = IBV_MR_TYPE_IMPORTED_MR;
         });
-        let region = Mutex::new(Region { pd: Arc::clone(&pd.shared), flags: 0 });
+        let region = Mutex::new(Region { pd: Arc::clone(&pd.shared), flags: 0, memory: None });
         let context = Arc::clone(&pd.shared.context);
         Ok(Box::new(Self { c, key, context, region, _exported: exported, _memory: None }))
     }
@@ -135,7 +142,7 @@ impl Mr {
             fill(mr);
         });
         let context = Arc::clone(&pd.context);
-        let region = Mutex::new(Region { pd, flags });
+        let region = Mutex::new(Region { pd, flags, memory: None });
         Box::new(Self { c, key, context, region, _exported: exported, _memory: memory })
     }
 
@@ -159,10 +166,14 @@ impl Mr {
         if let Some((va, iova, length)) = range {
             check_range(va, iova, length)?;
         }
+        let memory = range.map(|(va, _, length)| (va, length)).or(region.memory);
+        if let Some(memory) = memory.filter(|_| range.is_some() || flags.is_some()) {
+            check_memory(memory, new_flags)?;
+        }
         let pd = pd.map(|pd| &pd.shared);
         region.pd.context.device.reregister_mr(self.key, pd.map(|pd| pd.number), range, flags)?;
         self.c.set_access(new_flags);
-        region.flags = new_flags;
+        (region.flags, region.memory) = (new_flags, memory);
         if let Some(pd) = pd {
             region.pd = Arc::clone(pd);
         }
@@ -180,6 +191,13 @@ impl Mr {
 fn check_range(va: u64, iova: u64, length: u64) -> Result<()> {
     let wraps = va.checked_add(length).is_none() || iova.checked_add(length).is_none();
     if length == 0 || wraps { Err(libc::EINVAL) } else { Ok(()) }
+}
+
+/// EFAULT for memory that a device could not pin: not mapped, or not accessible as the flags promise. Memory on demand is
+/// looked at when it is used.
+fn check_memory((va, length): (u64, u64), flags: u32) -> Result<()> {
+    const WRITES: u32 = access::LOCAL_WRITE | access::REMOTE_WRITE | access::REMOTE_ATOMIC | access::MW_BIND;
+    if flags & access::ON_DEMAND != 0 { Ok(()) } else { pages::populate(va, length, flags & WRITES != 0) }
 }
 
 /// EINVAL for unknown mandatory flags and for remote writing without local writing.

@@ -49,22 +49,34 @@ impl Drop for Room {
 fn pages(va: u64, len: u64) -> (u64, u64) {
     let page = 4096;
     let start = va & !(page - 1);
-    (start, (va + len).next_multiple_of(page) - start)
+    // Beyond the last page there is no memory: whoever asks for that is told.
+    let end = (va + len).checked_next_multiple_of(page).unwrap_or(u64::MAX - (page - 1));
+    (start, end - start)
 }
 
-/// Faults the pages in; EFAULT when they are not there or may not be accessed like this.
+/// Faults the pages in, as the kernel does when it pins memory for a device; EFAULT when they are not there or may not be
+/// accessed like this. (A kernel before 5.14 cannot be asked: there the pages come with their first use.)
 pub(crate) fn populate(va: u64, len: u64, write: bool) -> Result<()> {
-    let (start, len) = pages(va, len);
     let advice = if write { MADV_POPULATE_WRITE } else { MADV_POPULATE_READ };
+    loop {
+        match advise(va, len, advice) {
+            0 => return Ok(()),
+            libc::EINTR => {}
+            // Says both that the rights are wrong and that the advice is not known.
+            libc::EINVAL if advise(&raw const advice as u64, 1, MADV_POPULATE_READ) != 0 => return Ok(()),
+            _ => return Err(libc::EFAULT),
+        }
+    }
+}
+
+/// Gives advice for whole pages; 0 or the errno.
+fn advise(va: u64, len: u64, advice: i32) -> i32 {
+    let (start, len) = pages(va, len);
     // SAFETY: touches pages as a read, or a write of what is there, would; reports instead of faulting.
     if unsafe { libc::madvise(start as *mut _, len as usize, advice) } == 0 {
-        return Ok(());
+        return 0;
     }
-    match io::Error::last_os_error().raw_os_error() {
-        // A kernel before 5.14 does not know the advice: the pages come with their first use.
-        Some(libc::EINVAL) => Ok(()),
-        _ => Err(libc::EFAULT),
-    }
+    io::Error::last_os_error().raw_os_error().unwrap_or(libc::EFAULT)
 }
 
 /// Tells the kernel that the pages will be needed.

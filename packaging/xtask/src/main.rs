@@ -56,6 +56,8 @@ enum Task {
         /// Stop after this many minutes; without it, after one whole matrix
         #[arg(long)]
         minutes: Option<u64>,
+        /// Only checks whose name contains this; `long: ` are the long tests
+        filter: Option<String>,
     },
     /// The table of claims, measured in the simulator; exit code 1 when one falls short; writes docs/results.md
     Results {
@@ -110,7 +112,9 @@ fn main() -> ExitCode {
             let options = ladder::Options { quick, seed: seed.unwrap_or_else(seed::fresh) };
             ladder::run(&workspace, options, Report::new(filter))
         }
-        Task::Soak { seed, minutes } => stock::soak(&workspace, seed.unwrap_or_else(seed::fresh), minutes),
+        Task::Soak { seed, minutes, filter } => {
+            stock::soak(&workspace, seed.unwrap_or_else(seed::fresh), minutes, Report::new(filter))
+        }
         Task::Results { quick, only, json } => {
             results::run(&workspace, results::Options { quick, only: only.as_deref(), json: json.as_deref() })
         }

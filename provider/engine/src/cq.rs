@@ -116,7 +116,7 @@ impl Cq {
         if cqe == 0 || cqe > CQE_MAX {
             return Err(libc::EINVAL);
         }
-        let (producer, consumer) = ring::ring(cqe, stamped);
+        let (producer, consumer) = ring::ring(cqe, stamped)?;
         let capacity = ring::capacity(&producer);
         let shared = device.engine().control(|core, _| {
             Ok(core.out.add_cq(producer, |id| CqShared {
@@ -196,7 +196,7 @@ impl Cq {
     }
 
     /// Changes the capacity to at least `cqe`; gives the new one. EINVAL when it is out of range or below the number
-    /// of completions pending.
+    /// of completions pending, ENOMEM.
     pub fn resize(&self, cqe: u32) -> Result<u32, Errno> {
         if cqe == 0 || cqe > CQE_MAX {
             return Err(libc::EINVAL);
@@ -207,7 +207,7 @@ impl Cq {
             core.out.publish(engine);
             let slot = core.out.cq(self.shared.id).ok_or(libc::EINVAL)?;
             let mut consumer = self.shared.consumer.lock();
-            let capacity = ring::replace(&mut slot.producer, &mut consumer, cqe).ok_or(libc::EINVAL)?;
+            let capacity = ring::replace(&mut slot.producer, &mut consumer, cqe)?;
             self.shared.capacity.store(capacity, Ordering::Relaxed);
             Ok(capacity)
         })

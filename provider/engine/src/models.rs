@@ -19,7 +19,7 @@ fn completion(wr_id: u64) -> Completion {
 #[test]
 fn ring__entries_are_whole_and_in_order() {
     loom::model(|| {
-        let (mut producer, mut consumer) = ring::ring(2, false);
+        let (mut producer, mut consumer) = ring::ring(2, false).unwrap();
         let filler = thread::spawn(move || {
             let mut pushed = 0;
             for wr_id in 1..=3 {
@@ -44,7 +44,7 @@ fn ring__entries_are_whole_and_in_order() {
 #[test]
 fn arm__poll_sees_the_entry_or_the_step_sees_the_arming() {
     loom::model(|| {
-        let (mut producer, mut consumer) = ring::ring(1, false);
+        let (mut producer, mut consumer) = ring::ring(1, false).unwrap();
         let armed = Arc::new(Armed::new());
         let step = {
             let armed = armed.clone();

@@ -9,6 +9,7 @@
 
 use metaroce_proto::{Completion, Qpn, TagInfo, WcOpcode, WcStatus};
 
+use crate::Errno;
 use crate::sync::{Arc, AtomicU32, AtomicU64, Ordering};
 
 /// Words per entry.
@@ -32,14 +33,20 @@ pub(crate) struct Ring {
 #[repr(align(128))]
 struct Padded<T>(T);
 
+/// Zeroed slots; `None` if there is not the memory for them: their number is the application's wish.
+fn words<const N: usize>(count: u32) -> Option<Box<[[AtomicU64; N]]>> {
+    let mut slots = Vec::new();
+    slots.try_reserve_exact(count as usize).ok()?;
+    slots.extend((0..count).map(|_| std::array::from_fn(|_| AtomicU64::new(0))));
+    Some(slots.into_boxed_slice())
+}
+
 impl Ring {
-    fn new(entries: u32, extended: bool) -> Self {
-        let slots: Box<[_]> = (0..entries.next_power_of_two())
-            .map(|_| [AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0)])
-            .collect();
-        let words = || [AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0)];
-        let extras = extended.then(|| (0..slots.len()).map(|_| words()).collect());
-        Ring { slots, extras, head: Padded(AtomicU32::new(0)), tail: Padded(AtomicU32::new(0)) }
+    /// `None` if there is not the memory for it.
+    fn new(entries: u32, extended: bool) -> Option<Self> {
+        let slots = words(entries.next_power_of_two())?;
+        let extras = if extended { Some(words(entries.next_power_of_two())?) } else { None };
+        Some(Ring { slots, extras, head: Padded(AtomicU32::new(0)), tail: Padded(AtomicU32::new(0)) })
     }
     fn capacity(&self) -> u32 {
         self.slots.len() as u32
@@ -83,9 +90,13 @@ impl Ring {
 }
 
 /// Makes a ring of at least `entries` (rounded up to a power of two), which remembers times and tags if `extended`.
-pub(crate) fn ring(entries: u32, extended: bool) -> (Producer, Consumer) {
-    let ring = Arc::new(Ring::new(entries.max(1), extended));
-    (Producer { ring: ring.clone(), tail: 0, head_seen: 0 }, Consumer { ring, head: 0, tail_seen: 0 })
+///
+/// # Errors
+/// ENOMEM.
+pub(crate) fn ring(entries: u32, extended: bool) -> Result<(Producer, Consumer), Errno> {
+    let ring = Arc::new(Ring::new(entries.max(1), extended).ok_or(libc::ENOMEM)?);
+    let consumer = Consumer { ring: ring.clone(), head: 0, tail_seen: 0 };
+    Ok((Producer { ring, tail: 0, head_seen: 0 }, consumer))
 }
 
 /// The step's end.
@@ -178,14 +189,15 @@ pub(crate) fn purge(
     producer.publish();
 }
 
-/// Moves the pending entries to a new ring of at least `entries`; `None` if they do not fit.
-/// Everything written must have been published.
-#[must_use]
-pub(crate) fn replace(producer: &mut Producer, consumer: &mut Consumer, entries: u32) -> Option<u32> {
+/// Moves the pending entries to a new ring of at least `entries`. Everything written must have been published.
+///
+/// # Errors
+/// EINVAL if the pending entries do not fit, ENOMEM; nothing has changed then.
+pub(crate) fn replace(producer: &mut Producer, consumer: &mut Consumer, entries: u32) -> Result<u32, Errno> {
     if consumer.pending() > entries {
-        return None;
+        return Err(libc::EINVAL);
     }
-    let (mut new_producer, new_consumer) = ring(entries, producer.ring.extras.is_some());
+    let (mut new_producer, new_consumer) = ring(entries, producer.ring.extras.is_some())?;
     while let Some(completion) = consumer.pop() {
         assert!(
             new_producer.push(&completion, consumer.stamp()),
@@ -195,7 +207,7 @@ pub(crate) fn replace(producer: &mut Producer, consumer: &mut Consumer, entries:
     new_producer.publish();
     *producer = new_producer;
     *consumer = new_consumer;
-    Some(producer.ring.capacity())
+    Ok(producer.ring.capacity())
 }
 
 /// Capacity of the ring in entries.
@@ -303,7 +315,7 @@ mod tests {
 
     #[test]
     fn push__an_extended_ring_keeps_time_and_tag() {
-        let (mut p, mut c) = ring(4, true);
+        let (mut p, mut c) = ring(4, true).unwrap();
         let tags = TagInfo { tag: u64::MAX - 1, app_ctx: 7 };
         assert!(p.push(&Completion { tags, ..completion(1) }, 99));
         p.publish();
@@ -329,7 +341,7 @@ mod tests {
 
     #[test]
     fn push__invisible_until_published() {
-        let (mut p, mut c) = ring(4, false);
+        let (mut p, mut c) = ring(4, false).unwrap();
         assert!(p.push(&completion(1), 0));
         assert!(c.pop().is_none());
         p.publish();
@@ -339,7 +351,7 @@ mod tests {
 
     #[test]
     fn push__full_until_released() {
-        let (mut p, mut c) = ring(2, false);
+        let (mut p, mut c) = ring(2, false).unwrap();
         assert!(p.push(&completion(1), 0) && p.push(&completion(2), 0));
         p.publish();
         assert!(!p.push(&completion(3), 0));
@@ -351,7 +363,7 @@ mod tests {
 
     #[test]
     fn purge__keeps_order_of_the_others() {
-        let (mut p, mut c) = ring(8, false);
+        let (mut p, mut c) = ring(8, false).unwrap();
         for round in 0..5u64 {
             for i in 0..8 {
                 assert!(p.push(&completion(round * 8 + i), 0));
@@ -369,13 +381,13 @@ mod tests {
 
     #[test]
     fn replace__keeps_pending_and_refuses_too_small() {
-        let (mut p, mut c) = ring(8, false);
+        let (mut p, mut c) = ring(8, false).unwrap();
         for i in 0..6 {
             assert!(p.push(&completion(i), 0));
         }
         p.publish();
-        assert_eq!(replace(&mut p, &mut c, 5), None);
-        assert_eq!(replace(&mut p, &mut c, 33), Some(64));
+        assert_eq!(replace(&mut p, &mut c, 5), Err(libc::EINVAL));
+        assert_eq!(replace(&mut p, &mut c, 33), Ok(64));
         assert!(p.push(&completion(6), 0));
         p.publish();
         let left: Vec<u64> = std::iter::from_fn(|| c.pop()).map(|c| c.wr_id).collect();
@@ -384,13 +396,13 @@ mod tests {
 
     #[test]
     fn stamp__stays_with_its_entry() {
-        let (mut p, mut c) = ring(4, true);
+        let (mut p, mut c) = ring(4, true).unwrap();
         for i in 0..4 {
             assert!(p.push(&completion(i), 100 + i));
         }
         p.publish();
         purge(&mut p, &mut c, |c| c.wr_id == 1);
-        assert_eq!(replace(&mut p, &mut c, 8), Some(8));
+        assert_eq!(replace(&mut p, &mut c, 8), Ok(8));
         let taken: Vec<_> = std::iter::from_fn(|| c.pop().map(|e| (e.wr_id, c.stamp()))).collect();
         assert_eq!(taken, [(0, 100), (2, 102), (3, 103)]);
     }
@@ -398,7 +410,7 @@ mod tests {
     #[test]
     fn ring__two_threads_pass_everything_in_order() {
         const COUNT: u64 = 200_000;
-        let (mut p, mut c) = ring(64, false);
+        let (mut p, mut c) = ring(64, false).unwrap();
         std::thread::scope(|s| {
             s.spawn(move || {
                 let mut next = 0;

@@ -173,6 +173,40 @@ fn check_mask_refuses_every_foreign_bit() {
     });
 }
 
+/// All masks of the attributes that the header knows, for every legal pair of states (of those to RESET and ERR, which
+/// are alike, one): two million each.
+#[test]
+fn every_mask_of_every_transition_is_judged_as_specified() {
+    let attributes: Vec<u32> =
+        BITS.into_iter().filter(|bit| *bit != IBV_QP_STATE && *bit < 1 << 30).collect();
+    let all = attributes.iter().fold(0, |all, bit| all | bit);
+    let xrc = [(IBV_QPT_XRC_SEND, XRC_SEND_LACKS), (IBV_QPT_XRC_RECV, XRC_RECV_LACKS)];
+    let types = TYPES.map(|qp_type| (qp_type, qp_type, 0)).into_iter();
+    for (qp_type, as_type, lacks) in types.chain(xrc.map(|(qp_type, lacks)| (qp_type, IBV_QPT_RC, lacks))) {
+        for (from, to) in STATES.into_iter().flat_map(|from| STATES.map(|to| (from, to))) {
+            let Some((required, optional)) = specification(as_type, from, to) else { continue };
+            if matches!(to, IBV_QPS_RESET | IBV_QPS_ERR) && from != IBV_QPS_RTS {
+                continue;
+            }
+            let required = bits(required) & !lacks;
+            let forbidden = !(required | bits(optional) | lacks);
+            let attr = attr(to, from);
+            let mut mask = all;
+            loop {
+                let good = mask & required == required && mask & forbidden == 0;
+                let judged = check_mask(qp_type, from, &attr, relevant(qp_type, mask | IBV_QP_STATE));
+                if judged != if good { Ok(to) } else { Err(libc::EINVAL) } {
+                    panic!("{qp_type}: {from} to {to}, {mask:#x}: {judged:?}");
+                }
+                if mask == 0 {
+                    break;
+                }
+                mask = (mask - 1) & all;
+            }
+        }
+    }
+}
+
 #[test]
 fn check_mask_refuses_illegal_pairs_whatever_the_mask() {
     every_pair(|qp_type, from, to| {

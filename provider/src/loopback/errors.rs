@@ -5,6 +5,7 @@ use rdma_core_sys::*;
 use super::Published;
 use super::world::*;
 use crate::ah::Ah;
+use crate::mr::Mr;
 use crate::pd::Pd;
 
 const FLUSHED: u32 = IBV_WC_WR_FLUSH_ERR;
@@ -407,4 +408,54 @@ fn max_qp_is_what_can_be_made() {
     };
     assert_eq!(device.create_qp(&init, None).err(), Some(libc::ENOMEM));
     qps.iter().for_each(|qp| qp.get().destroy().expect("destroy QP"));
+}
+
+/// As the kernel's: what cannot be pinned is EFAULT, at once; on demand it shows when it is used.
+#[test]
+fn memory_that_is_not_there_or_may_not_be_written_is_not_registered() {
+    const PAGE: usize = 4096;
+    let world = World::new(22_880);
+    // SAFETY: a mapping of this test's own, whose first page is gone again, and whose others may be read, and nothing.
+    let start = unsafe {
+        let (rights, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        let start = libc::mmap(std::ptr::null_mut(), 4 * PAGE, rights, kind, -1, 0);
+        assert_ne!(start, libc::MAP_FAILED);
+        assert_eq!(libc::mprotect(start.add(2 * PAGE), PAGE, libc::PROT_READ), 0);
+        assert_eq!(libc::mprotect(start.add(3 * PAGE), PAGE, libc::PROT_NONE), 0);
+        assert_eq!(libc::munmap(start, PAGE), 0);
+        start as u64
+    };
+    let (gone, whole, read_only, nothing) = (0, 1, 2, 3);
+    let register = |page: usize, pages: usize, flags| {
+        let (va, length) = (start + (page * PAGE) as u64 + 8, (pages * PAGE - 16) as u64);
+        Mr::register(world.pd.get(), va, length, va, flags)
+    };
+    for (page, pages, flags, fine) in [
+        (gone, 1, 0, false),
+        (gone, 2, IBV_ACCESS_LOCAL_WRITE, false),
+        (whole, 1, IBV_ACCESS_LOCAL_WRITE, true),
+        (whole, 2, IBV_ACCESS_REMOTE_READ, true),
+        (whole, 2, IBV_ACCESS_LOCAL_WRITE, false),
+        (read_only, 1, 0, true),
+        (read_only, 1, IBV_ACCESS_MW_BIND, false),
+        (read_only, 2, 0, false),
+        (nothing, 1, 0, false),
+    ] {
+        let case = format!("{pages} from page {page}, {flags:#x}");
+        match register(page, pages, flags) {
+            Ok(mr) => assert!(Published::new(mr).get().deregister().is_ok() && fine, "{case}"),
+            Err(errno) => assert_eq!((errno, fine), (libc::EFAULT, false), "{case}"),
+        }
+        let on_demand = register(page, pages, flags | IBV_ACCESS_ON_DEMAND).expect("on demand");
+        Published::new(on_demand).get().deregister().expect("deregister");
+    }
+    // What is changed later is looked at, too, and stays as it was when it is refused.
+    let mr = Published::new(register(read_only, 1, 0).expect("for reading"));
+    assert_eq!(mr.get().reregister(None, None, Some(IBV_ACCESS_LOCAL_WRITE)), Err(libc::EFAULT));
+    let elsewhere = (start + PAGE as u64, PAGE as u64);
+    mr.get().reregister(None, Some(elsewhere), Some(IBV_ACCESS_LOCAL_WRITE)).expect("all may be written");
+    assert_eq!(mr.get().reregister(None, Some((start, 8)), None), Err(libc::EFAULT));
+    mr.get().deregister().expect("deregister");
+    // SAFETY: what is left of the mapping, which nothing uses any more.
+    unsafe { libc::munmap((start as *mut libc::c_void).add(PAGE), 3 * PAGE) };
 }

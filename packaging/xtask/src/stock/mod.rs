@@ -17,6 +17,7 @@ mod spray;
 
 use std::time::{Duration, Instant};
 
+use crate::bench;
 use crate::exec;
 use crate::ladder::{self, Options};
 use crate::packages;
@@ -124,11 +125,15 @@ pub fn sample(workspace: &Workspace, options: Options, report: &mut Report) {
 }
 
 /// `cargo xtask soak`: the whole matrices in random order, again and again until the time is up.
-pub fn soak(workspace: &Workspace, seed: u64, minutes: Option<u64>) -> Result<bool, String> {
+pub fn soak(
+    workspace: &Workspace,
+    seed: u64,
+    minutes: Option<u64>,
+    mut report: Report,
+) -> Result<bool, String> {
     packages::ensure(&[packages::BUILD, packages::TEST])?;
     println!("seed {seed} (repeat with: cargo xtask soak --seed {seed})");
     ladder::release_build(workspace)?;
-    let mut report = Report::new(None);
     let mut random = Random::new(seed);
     let deadline = minutes.map(|minutes| Instant::now() + Duration::from_secs(60 * minutes));
     let over = || deadline.is_some_and(|deadline| Instant::now() >= deadline);
@@ -162,9 +167,22 @@ pub fn soak(workspace: &Workspace, seed: u64, minutes: Option<u64>) -> Result<bo
         }
         report.check(children::CHILDREN, || children::run(workspace, seed));
         ladder::long_tests(workspace, seed, &mut report);
+        report.check(FOUR, || four_processes(workspace));
         if minutes.is_none() {
             return Ok(report.finish());
         }
+    }
+}
+
+const FOUR: &str = "long: 4 processes reach 0.7 of what 2 do";
+
+/// More processes than processors share what there is, and lose little of it.
+fn four_processes(workspace: &Workspace) -> Outcome {
+    let only = Some("4 processes, long run");
+    match bench::run(workspace, bench::Options { rounds: 3, only, json: None, plot: None }) {
+        Ok(true) => Ok(String::new()),
+        Ok(false) => Err(Trouble::fail("less: see the figures above")),
+        Err(error) => Err(Trouble::Fail(error)),
     }
 }
 
