@@ -39,7 +39,7 @@ fn show(workspace: &Workspace) -> Result<(), Trouble> {
     }
     let kept = rates[1] * 100.0 / rates[0];
     println!("\nWith one packet in a hundred lost: {:.0} of {:.0} MiB/s ({kept:.0} %).", rates[1], rates[0]);
-    println!("Next: target/release/metaroce --help, and README.md");
+    println!("Next: {} --help, and README.md", workspace.metaroce().display());
     Ok(())
 }
 

@@ -166,8 +166,9 @@ pub fn script_interpreter(bytes: &[u8]) -> Option<PathBuf> {
 
 /// Why LD_PRELOAD cannot reach this program, as the end of a sentence that begins with its name.
 pub fn preload_obstacle(path: &Path) -> Option<&'static str> {
-    if path.metadata().is_ok_and(|meta| meta.mode() & 0o6000 != 0) && crate::user::effective_uid() != 0 {
-        return Some("is set-user-ID, so the loader ignores LD_PRELOAD");
+    let caller = (nix::unistd::geteuid().as_raw(), nix::unistd::getegid().as_raw());
+    if path.metadata().is_ok_and(|meta| changes_ids(meta.mode(), (meta.uid(), meta.gid()), caller)) {
+        return Some("is set-user-ID or set-group-ID, so the loader ignores LD_PRELOAD");
     }
     let elf = parse(&read(path).ok()?)?;
     match &elf.interpreter {
@@ -176,6 +177,14 @@ pub fn preload_obstacle(path: &Path) -> Option<&'static str> {
         Some(_) if elf.machine != own_machine() => Some("is built for another processor"),
         Some(_) => None,
     }
+}
+
+/// Whether a program of this mode and these owners (user, group) runs as somebody else than its caller: then the kernel
+/// tells the loader to be careful, whoever the caller is (AT_SECURE; execve(2)).
+fn changes_ids(mode: u32, owners: (u32, u32), caller: (u32, u32)) -> bool {
+    // Without the group's right to execute, the bit stands for mandatory locking.
+    let (set_user, set_group) = (mode & 0o4000 != 0, mode & 0o2010 == 0o2010);
+    set_user && owners.0 != caller.0 || set_group && owners.1 != caller.1
 }
 
 /// ELF machine number of this build.
@@ -195,6 +204,16 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn changes_ids__when_another_user_or_group_is_set() {
+        const ROOT: (u32, u32) = (0, 0);
+        const USER: (u32, u32) = (1000, 1000);
+        assert!(!changes_ids(0o755, ROOT, USER));
+        assert!(changes_ids(0o4755, ROOT, USER) && changes_ids(0o4755, USER, ROOT));
+        assert!(!changes_ids(0o4755, USER, USER) && !changes_ids(0o4755, ROOT, ROOT));
+        assert!(changes_ids(0o2755, ROOT, USER) && !changes_ids(0o2745, ROOT, USER));
+    }
 
     #[test]
     fn parse__own_executable() {

@@ -280,6 +280,8 @@ struct Control {
     level: i32,
     kind: i32,
     value: u16,
+    /// What aligns the next message: the kernel is handed no byte that was never written.
+    padding: [u8; 6],
 }
 
 const _: () = assert!(size_of::<Control>() == SEGMENT_CMSG_BYTES);
@@ -287,7 +289,7 @@ const _: () = assert!(size_of::<Control>() == SEGMENT_CMSG_BYTES);
 impl Control {
     fn segment(bytes: u16) -> Control {
         let len = size_of::<libc::cmsghdr>() + size_of::<u16>();
-        Control { len, level: libc::SOL_UDP, kind: libc::UDP_SEGMENT, value: bytes }
+        Control { len, level: libc::SOL_UDP, kind: libc::UDP_SEGMENT, value: bytes, padding: [0; 6] }
     }
 }
 
