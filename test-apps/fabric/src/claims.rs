@@ -6,6 +6,7 @@ mod congestion;
 mod failure;
 mod loss;
 mod scale;
+mod versus;
 
 use crate::run::{self, Outcome};
 use crate::scenario::Scenario;
@@ -59,7 +60,7 @@ pub struct Claim {
 }
 
 /// All claims in the order of the table.
-pub const CLAIMS: [Claim; 17] = [
+pub const CLAIMS: [Claim; 19] = [
     Claim {
         id: "loss",
         says: "random loss, streaming Write, of its own loss-free goodput",
@@ -150,6 +151,18 @@ pub const CLAIMS: [Claim; 17] = [
         says: "every byte right under loss, duplication, damage and reordering",
         rows: loss::storm,
         tested: true,
+    },
+    Claim {
+        id: "both-ways",
+        says: "Write and Read in both directions at once share fairly; each direction has its own congestion control",
+        rows: congestion::both_ways,
+        tested: true,
+    },
+    Claim {
+        id: "fat-tree",
+        says: "collectives on an ECMP fat-tree with colliding flows, beside a model of RoCEv2 (single path, DCQCN)",
+        rows: versus::fat_tree,
+        tested: false,
     },
     Claim { id: "repeatable", says: "two runs are bit-identical", rows: scale::repeatable, tested: true },
 ];

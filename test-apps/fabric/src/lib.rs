@@ -14,6 +14,7 @@ pub mod memory;
 pub mod packet;
 pub mod port;
 pub mod report;
+pub mod rocev2;
 pub mod run;
 pub mod scenario;
 pub mod topology;

@@ -268,7 +268,11 @@ pub enum Pattern {
     /// Each host with every other.
     AllPairs,
     /// Ring all-reduce: each host sends `size` bytes to the next once it has the previous step's from the one before.
-    AllReduce,
+    AllReduce {
+        /// Distance of neighbours of the ring, without a common factor with the number of hosts.
+        #[serde(default = "one_usize")]
+        stride: usize,
+    },
     /// All-to-all in steps: in step s each host sends `size` bytes to the one s further, once both sent and received.
     AllToAll,
 }

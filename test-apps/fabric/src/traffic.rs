@@ -77,8 +77,8 @@ impl Flow {
 /// Steps among all hosts.
 #[derive(Debug)]
 pub struct Collective {
-    /// Ring all-reduce, else all-to-all.
-    pub ring: bool,
+    /// Ring all-reduce with neighbours at this distance, else all-to-all.
+    pub ring: Option<usize>,
     /// Flow from host i in step s: `flows[i][s]`; with a ring the same one for all steps.
     pub flows: Vec<Vec<usize>>,
     /// Steps each host has begun.
@@ -98,7 +98,7 @@ fn pairs(pattern: &Pattern, hosts: usize) -> Vec<(usize, usize)> {
         Pattern::ManyToOne { first, count, to } => (first..first + count).map(|h| (h, to)).collect(),
         Pattern::OneToMany { from, first, count } => (first..first + count).map(|h| (from, h)).collect(),
         Pattern::Shift { shift } => (0..hosts).map(|h| (h, (h + shift) % hosts)).collect(),
-        Pattern::AllReduce => (0..hosts).map(|h| (h, (h + 1) % hosts)).collect(),
+        Pattern::AllReduce { stride } => (0..hosts).map(|h| (h, (h + stride) % hosts)).collect(),
         Pattern::AllPairs | Pattern::AllToAll => {
             (1..hosts).flat_map(|s| (0..hosts).map(move |h| (h, (h + s) % hosts))).collect()
         }
@@ -110,7 +110,7 @@ pub fn plan(scenario: &Scenario) -> (Vec<Flow>, Vec<Collective>) {
     let (mut flows, mut collectives) = (Vec::new(), Vec::new());
     for t in &scenario.traffic {
         let collective = match t.pattern {
-            Pattern::AllReduce | Pattern::AllToAll => Some(collectives.len()),
+            Pattern::AllReduce { .. } | Pattern::AllToAll => Some(collectives.len()),
             _ => None,
         };
         let first = flows.len();
@@ -154,12 +154,21 @@ fn flow(t: &Traffic, from: usize, to: usize, collective: Option<usize>) -> Flow 
 }
 
 fn collective_of(t: &Traffic, hosts: usize, first: usize) -> Collective {
-    let ring = matches!(t.pattern, Pattern::AllReduce);
+    let ring = match t.pattern {
+        Pattern::AllReduce { stride } => Some(stride),
+        _ => None,
+    };
     let rounds = t.count.max(1);
     let flows = (0..hosts)
-        .map(|h| if ring { vec![first + h] } else { (0..hosts - 1).map(|s| first + s * hosts + h).collect() })
+        .map(|h| {
+            if ring.is_some() {
+                vec![first + h]
+            } else {
+                (0..hosts - 1).map(|s| first + s * hosts + h).collect()
+            }
+        })
         .collect();
-    let per_round = if ring { 2 * (hosts as u64 - 1) } else { hosts as u64 - 1 };
+    let per_round = if ring.is_some() { 2 * (hosts as u64 - 1) } else { hosts as u64 - 1 };
     Collective {
         ring,
         flows,

@@ -189,7 +189,7 @@ impl World {
     /// All finite traffic is complete and there is no other.
     fn is_over(&self) -> bool {
         let finite = |t: &crate::scenario::Traffic| {
-            t.count > 0 || matches!(t.pattern, Pattern::AllReduce | Pattern::AllToAll)
+            t.count > 0 || matches!(t.pattern, Pattern::AllReduce { .. } | Pattern::AllToAll)
         };
         self.scenario.traffic.iter().all(finite)
             && self.zero > 0
@@ -475,7 +475,7 @@ impl World {
     }
     fn shift(&self, c: usize, step: u64) -> usize {
         let co = &self.collectives[c];
-        if co.ring { 1 } else { (step % co.flows[0].len() as u64) as usize + 1 }
+        co.ring.unwrap_or((step % co.flows[0].len() as u64) as usize + 1)
     }
     fn collective_flow(&self, c: usize, host: usize, step: u64) -> usize {
         let flows = &self.collectives[c].flows[host];

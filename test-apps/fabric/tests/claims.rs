@@ -2,6 +2,7 @@
 
 use metaroce_fabric::claims::{Extent, run_all};
 
+/// Proves MR-CC-11.
 #[test]
 fn fast_claims_hold() {
     let rows = run_all(Extent::Tests, None, |_| {});

@@ -148,6 +148,8 @@ pub struct Conn {
     pub retransmits: VecDeque<Retransmit>,
     /// QPs with requests to send, in turn.
     pub round: VecDeque<u16>,
+    /// The next burst begins with requests, not with responses: they take turns.
+    pub requests_first: bool,
     /// QPs with responses to send, in turn.
     pub responders: VecDeque<u16>,
     /// Refusals not confirmed.
@@ -245,6 +247,7 @@ impl Conn {
             settled_bytes: 0,
             retransmits: VecDeque::new(),
             round: VecDeque::new(),
+            requests_first: false,
             responders: VecDeque::new(),
             refusals: Vec::new(),
             credits: VecDeque::new(),

@@ -290,7 +290,11 @@ pub fn peek<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn) -> Option<Next> {
     if conn.ping_due {
         return Some(Next { item: Item::Ping, header: 4, len: 0, whole: true, last: false, pin: None });
     }
-    peek_response(p, conn).or_else(|| peek_request(p, conn))
+    // Neither a host's own Writes nor what others read from it may starve (MR-CC-11).
+    match conn.requests_first {
+        true => peek_request(p, conn).or_else(|| peek_response(p, conn)),
+        false => peek_response(p, conn).or_else(|| peek_request(p, conn)),
+    }
 }
 
 /// Header bytes of a frame to send again; turns it into a VOID when its message is no more.
@@ -495,6 +499,7 @@ fn fill_data<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, burst: &mut TxBurst
         last = next.last;
     }
     conn.singly = conn.singly.saturating_sub(1);
+    conn.requests_first = !conn.requests_first;
     if conn.allowance.expected && peek(p, conn).is_none() {
         // Nothing waits any more: the peer need not keep a share for us.
         conn.allowance.holds = false;

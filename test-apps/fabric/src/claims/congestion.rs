@@ -6,6 +6,7 @@ use crate::run::{Outcome, jain};
 const INCAST: &str = include_str!("../../scenarios/incast.toml");
 const FAN_IN: &str = include_str!("../../scenarios/fan-in.toml");
 const REGION: &str = include_str!("../../scenarios/cross-region.toml");
+const BOTH: &str = include_str!("../../scenarios/both-ways.toml");
 const SHALLOW: &str = include_str!("../../scenarios/shallow.toml");
 
 /// Senders and what else changes with their number: buffer, where measuring begins (the third round trip; with 64, whose first
@@ -88,6 +89,28 @@ pub fn cross_region(b: &mut Bench) {
 fn rates(o: &Outcome) -> String {
     let each: Vec<String> = o.per_flow_gbps.iter().map(|r| format!("{r:.1}")).collect();
     format!("{} Gb/s", each.join(" / "))
+}
+
+/// Write and Read in both directions at once.
+pub fn both_ways(b: &mut Bench) {
+    for &burst in b.extent.bursts() {
+        let base = set(&[("host.burst", burst.to_string())]);
+        let both = b.run(BOTH, &base);
+        let mut with = base;
+        with.push("traffic=[{ pattern = { kind = \"pair\", from = 0, to = 1 }, depth = 64 }]".to_owned());
+        let one = b.run(BOTH, &with);
+        // Writes by host 0 and by host 1, then Reads by each: a Read's data goes towards its initiator.
+        let f = &both.per_flow_gbps;
+        let (there, back) = (f[0] + f[3], f[1] + f[2]);
+        let (least, fair) = (there.min(back) / one.goodput_gbps, jain(f));
+        b.row(
+            format!("two hosts, 4 planes, K {}", burst_name(burst)),
+            "each direction >= 90 % of one alone (the rest is the other's acknowledgements), Jain >= 0.95",
+            format!("{}, Jain {fair:.4} ({})", percent(least), rates(&both)),
+            least >= 0.9 && fair >= 0.95,
+            &[&both, &one],
+        );
+    }
 }
 
 /// Buffers of one bandwidth-delay product.
