@@ -397,7 +397,8 @@ impl<'a> Model<'a> {
             while flow.got.remove(&flow.expected) {
                 flow.expected += 1;
             }
-            let boundary = flow.expected % ACK_EVERY == 0 || flow.expected % flow.per_message == 0;
+            let boundary =
+                flow.expected.is_multiple_of(ACK_EVERY) || flow.expected.is_multiple_of(flow.per_message);
             answer = (boundary || flow.expected > before + 1).then_some(Kind::Ack);
         } else if p.psn > flow.expected {
             match self.repeat {
