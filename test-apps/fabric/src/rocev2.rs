@@ -495,7 +495,7 @@ mod tests {
     /// Each loss costs go-back-N what was in flight: (1 - p) / (1 - p + p * N), the textbook's curve; a NAK that is lost
     /// costs a time-out beside it.
     #[test]
-    fn go_back_n__follows_its_curve() {
+    fn go_back_n_follows_its_curve() {
         for p in [0.001, 0.01] {
             let (n, got) = (32.5, share(Repeat::GoBackN, p));
             // Per packet: a second loss of the same packet waits for the timer.
@@ -506,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn selective_repeat__beats_go_back_n() {
+    fn selective_repeat_beats_go_back_n() {
         for p in [0.001, 0.01] {
             let (one, all) = (share(Repeat::Selective, p), share(Repeat::GoBackN, p));
             assert!(one > all, "{p}: {one} and {all}");

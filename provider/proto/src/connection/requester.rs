@@ -555,7 +555,7 @@ fn grant<S: Sink>(p: &Parts<'_, S>, conn: &Conn) -> Grant {
         if known { conn.min_rtt_ns + p.config.tuning.ack_delay_ns + slack } else { limits::PTO_INITIAL_NS };
     let hint = a.window(now, rtt, conn.is_delayed(slack), conn.segment);
     // What is lost fills the window for longer than what arrives, until a gap or silence shows it: up to twice as much.
-    let spare = u64::from(hint) * u64::from(p.loss.share().min(1 << 14)) >> 14;
+    let spare = u64::from(hint) * u64::from(p.loss.share().min(1 << 14)) / (1 << 14);
     let hint = hint.saturating_add(spare as u32);
     let others = conn.budget.min(p.config.tuning.connection_bytes_max);
     let left = |limit: u32| {
