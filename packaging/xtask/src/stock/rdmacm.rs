@@ -118,8 +118,9 @@ programs! {
     "ib_send_bw -R": "{run} ib_send_bw -R -F -n 1000 -p {p}", "{run} ib_send_bw -R -F -n 1000 -p {p} {a}", Ends,
         "65536", No;
     "ib_send_lat -R": "{run} ib_send_lat -R -F -p {p}", "{run} ib_send_lat -R -F -p {p} {a}", Ends, "2 ", No;
-    "ib_send_bw -R -c UD": "{run} ib_send_bw -R -F -c UD -n 1000 -p {p}",
-        "{run} ib_send_bw -R -F -c UD -n 1000 -p {p} {a}", Ends, "1000", No;
+    // Nothing holds a sender of datagrams back: no more of them than the receiver has receives and room for.
+    "ib_send_bw -R -c UD": "{run} ib_send_bw -R -F -c UD -n 500 -r 500 -s 2048 -p {p}",
+        "{run} ib_send_bw -R -F -c UD -n 500 -r 500 -s 2048 -p {p} {a}", Ends, "2048", No;
     "ib_send_lat -R -c UD": "{run} ib_send_lat -R -F -c UD -p {p}", "{run} ib_send_lat -R -F -c UD -p {p} {a}", Ends,
         "2 ", No;
     "ib_send_bw -R -e -r 64": "{run} ib_send_bw -R -e -r 64 -F -n 500 -p {p}",
