@@ -16,26 +16,9 @@ pub(crate) struct Announcements {
 
 impl Announcements {
     pub(crate) fn open() -> io::Result<Self> {
-        let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // SAFETY: plain calls; the results are checked.
-        let socket = unsafe { owned(libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_ROUTE))? };
-        // SAFETY: as above.
+        let socket = metaroce_config::announcements()?;
+        // SAFETY: plain call; the result is checked.
         let stop = unsafe { owned(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK))? };
-        // SAFETY: all-zero bytes are a valid address.
-        let mut address: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
-        address.nl_family = libc::AF_NETLINK as libc::sa_family_t;
-        address.nl_groups = (libc::RTMGRP_LINK | libc::RTMGRP_IPV4_IFADDR | libc::RTMGRP_IPV6_IFADDR) as u32;
-        // SAFETY: the address lives through the call and has the size given.
-        let bound = unsafe {
-            libc::bind(
-                socket.as_raw_fd(),
-                (&raw const address).cast(),
-                size_of::<libc::sockaddr_nl>() as libc::socklen_t,
-            )
-        };
-        if bound != 0 {
-            return Err(io::Error::last_os_error());
-        }
         Ok(Self { socket, stop })
     }
 
@@ -57,7 +40,7 @@ impl Announcements {
         let mut rung = || others.pop().is_some_and(|entry| entry.revents != 0);
         let (stopped, announced) = (rung(), rung());
         if announced {
-            self.take();
+            metaroce_config::take_announcements(&self.socket);
         }
         Woken { stopped, announced }
     }
@@ -67,20 +50,6 @@ impl Announcements {
         let one = 1u64;
         // SAFETY: the eight bytes live through the call; a full counter means it is stopped already.
         unsafe { libc::syscall(libc::SYS_write, self.stop.as_raw_fd(), &raw const one, size_of::<u64>()) };
-    }
-
-    /// Takes everything that is there, including the note that some was lost (ENOBUFS).
-    fn take(&self) {
-        let mut buffer = [0u8; 8192];
-        loop {
-            // SAFETY: the buffer is writable for its length.
-            let n =
-                unsafe { libc::recv(self.socket.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), 0) };
-            let lost = n < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ENOBUFS);
-            if n <= 0 && !lost {
-                return;
-            }
-        }
     }
 }
 

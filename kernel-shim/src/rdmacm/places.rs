@@ -7,7 +7,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use metaroce_config::NetView;
 
@@ -41,35 +41,9 @@ impl Places {
     }
 }
 
-/// Opens a socket that is readable when links or addresses of this network namespace have changed.
+/// The kernel's announcements of changes of links and addresses, out of the application's way.
 pub(super) fn announcements() -> io::Result<OwnedFd> {
-    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: a system call without pointers.
-    let fd = os::check(unsafe { libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_ROUTE) })?;
-    // SAFETY: the descriptor is new and nobody else's.
-    let fd = os::out_of_the_way(unsafe { OwnedFd::from_raw_fd(fd) })?;
-    // SAFETY: all zero is a valid sockaddr_nl.
-    let mut address: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
-    address.nl_family = libc::AF_NETLINK as libc::sa_family_t;
-    address.nl_groups = (libc::RTMGRP_LINK | libc::RTMGRP_IPV4_IFADDR | libc::RTMGRP_IPV6_IFADDR) as u32;
-    let length = size_of::<libc::sockaddr_nl>() as libc::socklen_t;
-    // SAFETY: the address is valid for its length.
-    os::check(unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), length) })?;
-    Ok(fd)
-}
-
-/// Takes what was announced. It is not looked at: several at once, and lost ones, all mean "look again".
-pub(super) fn take_announcements(fd: &OwnedFd) {
-    let mut bytes = [0u8; 4096];
-    loop {
-        // SAFETY: `bytes` is valid for its length.
-        let got =
-            unsafe { libc::recv(fd.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT) };
-        let lost = got < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ENOBUFS);
-        if got <= 0 && !lost {
-            return;
-        }
-    }
+    os::out_of_the_way(metaroce_config::announcements()?)
 }
 
 impl Service {
@@ -143,12 +117,5 @@ mod tests {
         assert_eq!(find("[fe80::1%2]:5"), Some(2));
         assert_eq!(find("192.0.2.2:5"), None);
         assert_ne!(places, Places::default());
-    }
-
-    #[test]
-    fn announcements__are_taken_without_waiting() {
-        if let Ok(fd) = announcements() {
-            take_announcements(&fd);
-        }
     }
 }

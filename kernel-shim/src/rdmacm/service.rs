@@ -360,7 +360,7 @@ impl Service {
         let mut drained = true;
         // First, because a packet may be for an address that is new.
         if tokens.contains(&Source::Places.token()) {
-            self.wake.announcements.iter().for_each(places::take_announcements);
+            self.wake.announcements.iter().for_each(metaroce_config::take_announcements);
             self.look_around(now);
         }
         for token in tokens {

@@ -24,6 +24,7 @@ pub use gid::{GID_TABLE_LEN, GidEntry, active_mtu, gid_table, gid_table_len};
 pub use guid::node_guid;
 pub use interface::{Interface, NetView};
 pub use link::link_rate_bps;
+pub use os::{announcements, take_announcements};
 pub use resolve::{ConfigFile, resolve};
 pub use settings::{Setting, settings, unknown_variables};
 

@@ -1,8 +1,10 @@
-//! Asks the kernel for the interfaces (getifaddrs, SIOCGIFMTU); this crate's one file with unsafe code.
+//! Asks the kernel for the interfaces (getifaddrs, SIOCGIFMTU), and to be told of changes (netlink); this crate's one
+//! file with unsafe code.
 
 use std::ffi::CStr;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 use crate::Interface;
 
@@ -120,6 +122,45 @@ impl Drop for IfAddrs {
     }
 }
 
+/// Opens a socket that is readable when links or addresses of the calling thread's network namespace have changed. It
+/// does not wait, and is closed on exec.
+///
+/// # Errors
+/// The kernel's.
+pub fn announcements() -> io::Result<OwnedFd> {
+    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: plain system call without pointers.
+    let fd = unsafe { libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_ROUTE) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a fresh descriptor nobody else knows.
+    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: all-zero bytes are a valid address.
+    let mut address: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
+    address.nl_family = libc::AF_NETLINK as libc::sa_family_t;
+    address.nl_groups = (libc::RTMGRP_LINK | libc::RTMGRP_IPV4_IFADDR | libc::RTMGRP_IPV6_IFADDR) as u32;
+    let length = size_of::<libc::sockaddr_nl>() as libc::socklen_t;
+    // SAFETY: the address lives through the call and has the size given.
+    let bound = unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) };
+    if bound == 0 { Ok(socket) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Takes everything that is there, including the note that some was lost (ENOBUFS). What was announced is not looked at:
+/// several at once, and lost ones, all mean "look again".
+pub fn take_announcements(socket: &impl AsFd) {
+    let socket = socket.as_fd().as_raw_fd();
+    let mut buffer = [0u8; 8192];
+    loop {
+        // SAFETY: the buffer is writable for its length.
+        let n = unsafe { libc::recv(socket, buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_DONTWAIT) };
+        let lost = n < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ENOBUFS);
+        if n <= 0 && !lost {
+            return;
+        }
+    }
+}
+
 /// A socket for interface ioctls.
 struct ControlSocket(libc::c_int);
 
@@ -159,6 +200,13 @@ impl Drop for ControlSocket {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn announcements__are_taken_without_waiting() {
+        if let Ok(socket) = announcements() {
+            take_announcements(&socket);
+        }
+    }
 
     #[test]
     fn interfaces__every_one_has_name_index_and_mtu() {
