@@ -205,6 +205,9 @@ impl Io {
         // Takes a round from a socket; true if it may have more.
         let mut take = |rx: &mut Rx, done: &mut Done| {
             let messages = rx.receive();
+            if messages == 0 {
+                return false;
+            }
             let now = clock.now();
             for i in 0..messages {
                 let Some(message) = rx.message(i) else { continue };

@@ -500,14 +500,14 @@ fn fill_data<S: Sink>(p: &mut Parts<'_, S>, conn: &mut Conn, burst: &mut TxBurst
     }
     conn.singly = conn.singly.saturating_sub(1);
     conn.requests_first = !conn.requests_first;
-    if conn.allowance.expected && peek(p, conn).is_none() {
+    let ends = (conn.allowance.expected || last) && peek(p, conn).is_none();
+    if conn.allowance.expected && ends {
         // Nothing waits any more: the peer need not keep a share for us.
         conn.allowance.holds = false;
         patch_last(burst, BACKLOG_AT, &[0, 0]);
     }
     // Nothing more leaves until the peer answers (MR-CC-5, MR-SACK-11).
-    let ends = last && !conn.copying && peek(p, conn).is_none();
-    if burst.packets.len() as u32 >= grant.packets || ends {
+    if burst.packets.len() as u32 >= grant.packets || last && ends && !conn.copying {
         patch_last(burst, FLAGS_AT, &[wire::FLAG_ACK_REQUEST]);
     }
     true
@@ -569,30 +569,29 @@ fn grant<S: Sink>(p: &Parts<'_, S>, conn: &Conn) -> Grant {
     Grant {
         packets: if paced { 0 } else { left(others.min(hint)) },
         burst,
-        per_path: per_path(conn, hint).min(part_of_one(conn, others)),
+        per_path: per_path(conn, hint, others),
         by_hint: left(others) > 0,
         open_at: if paced { a.open_at() } else { Nanos::MAX },
     }
 }
 
-/// Twice a path's part of the window the hint grants.
-fn per_path(conn: &Conn, hint: u32) -> u32 {
-    let active = conn.paths.iter().filter(|x| x.in_use()).count() as u32;
-    if hint == u32::MAX || active < 2 {
-        return u32::MAX;
-    }
-    (hint / conn.segment * 2).div_ceil(active).max(2)
-}
-
-/// One and a half even parts of the connection's window: a plane that has fallen silent must leave enough of it for
+/// Packets that one path may have in flight: twice its part of the window the hint grants, and where there are several
+/// planes one and a half even parts of the connection's window: one that has fallen silent must leave enough of it for
 /// packets on others to prove it silent (MR-CC-10).
-fn part_of_one(conn: &Conn, window: u32) -> u32 {
+fn per_path(conn: &Conn, hint: u32, window: u32) -> u32 {
     let active = conn.paths.iter().filter(|x| x.in_use()).count() as u32;
-    let plane = conn.paths.first().map(|x| x.plane);
-    if active < 2 || conn.paths.iter().all(|x| Some(x.plane) == plane) {
+    if active < 2 {
         return u32::MAX;
     }
-    (window / conn.segment * 3).div_ceil(2 * active).max(limits::CWND_MIN)
+    let hinted = match hint {
+        u32::MAX => u32::MAX,
+        _ => (hint / conn.segment * 2).div_ceil(active).max(2),
+    };
+    let plane = conn.paths[0].plane;
+    if conn.paths.iter().all(|x| x.plane == plane) {
+        return hinted;
+    }
+    hinted.min((window / conn.segment * 3).div_ceil(2 * active).max(limits::CWND_MIN))
 }
 
 fn choose_path<S: Sink>(
