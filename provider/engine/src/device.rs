@@ -191,16 +191,13 @@ impl Device {
     /// Planes, connections and queue pairs; `None` while the device is unused. The first page of each is of one moment,
     /// further ones are taken after it, so that the engine is never held for long.
     pub fn view_all(&self) -> Option<Everything> {
-        let per_plane = usize::from(self.config().paths_per_plane).max(1);
         let (mut all, conns, qps) = self.engine.look(|io, now| {
-            let mut slots = Vec::new();
-            io.endpoint.path_stats(&mut slots);
             let conns = io.endpoint.view_connections(now, 0);
             let qps = io.endpoint.view_qps(0);
             let all = Everything {
                 taken_ns: now,
                 one_moment: conns.next.is_none() && qps.next.is_none(),
-                counters: slots.chunks(per_plane).map(PathStats::sum).collect(),
+                counters: self.sums_of_planes(&io.endpoint),
                 wanted: io.endpoint.plane_states().to_vec(),
                 connections: conns.items,
                 qps: qps.items,
@@ -224,10 +221,14 @@ impl Device {
 
     /// Counters per plane, summed over its paths and all connections there were; `None` while the device is unused.
     pub fn view_planes(&self) -> Option<Vec<PathStats>> {
+        self.engine.look(|io, _| self.sums_of_planes(&io.endpoint))
+    }
+
+    fn sums_of_planes(&self, endpoint: &Endpoint) -> Vec<PathStats> {
         let mut slots = Vec::new();
-        self.engine.look(|io, _| io.endpoint.path_stats(&mut slots))?;
+        endpoint.path_stats(&mut slots);
         let per_plane = usize::from(self.config().paths_per_plane).max(1);
-        Some(slots.chunks(per_plane).map(PathStats::sum).collect())
+        slots.chunks(per_plane).map(PathStats::sum).collect()
     }
 
     /// How planes and source ports are to be used; `None` while the device is unused.
@@ -381,7 +382,7 @@ impl Device {
 }
 
 /// All that can be seen of a device.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Everything {
     /// When, by the device's clock.
     pub taken_ns: Nanos,

@@ -199,14 +199,8 @@ pub(super) struct Snapshot {
 impl Snapshot {
     /// What was seen; nothing of a device that nothing was made with yet, but its planes.
     pub(super) fn of(seen: Option<Everything>, config: &DeviceConfig, now: u64) -> Self {
-        let seen = seen.unwrap_or(Everything {
-            taken_ns: now,
-            one_moment: true,
-            counters: Vec::new(),
-            wanted: Vec::new(),
-            connections: Vec::new(),
-            qps: Vec::new(),
-        });
+        let nothing = Everything { taken_ns: now, one_moment: true, ..Everything::default() };
+        let seen = seen.unwrap_or(nothing);
         let planes = config.planes.iter().enumerate();
         let planes: Vec<_> =
             planes.map(|(at, x)| plane(x, seen.wanted.get(at), seen.counters.get(at))).collect();

@@ -8,7 +8,7 @@ use std::ffi::c_int;
 use metaroce_ext_abi::*;
 use rdma_core_sys::{ibv_context, ibv_qp};
 
-use crate::find::{Errno, Held, give, of_context, of_qp};
+use crate::find::{Errno, Held, give, of_context, of_qp, take_back};
 
 /// Exports a function under its name in the header: rustc's own list of exports would give it no version, the
 /// assembler's directive does.
@@ -101,48 +101,22 @@ export! {
 
     metaroce_take_snapshot as take_snapshot_1(context: *mut ibv_context, snapshot: *mut *mut Held) -> c_int {
         // SAFETY: module comment.
-        unsafe {
-            give(snapshot, || {
-                let ops = of_context(context)?;
-                let mut inner = std::ptr::null_mut();
-                match (ops.take_snapshot)(context.cast(), &raw mut inner) {
-                    0 => Ok(Held { ops, inner }),
-                    errno => Err(errno),
-                }
-            })
-        }
+        unsafe { give(snapshot, context, |ops, inner| (ops.take_snapshot)(context.cast(), inner)) }
     }
 
     metaroce_free_snapshot as free_snapshot_1(snapshot: *mut Held) {
-        if !snapshot.is_null() {
-            // SAFETY: module comment; `give` made it of a box, and the program gives it up.
-            let snapshot = unsafe { Box::from_raw(snapshot) };
-            // SAFETY: the provider's own, for the last time.
-            unsafe { (snapshot.ops.free_snapshot)(snapshot.inner) };
-        }
+        // SAFETY: module comment; the program gives it up, and the provider gets its own for the last time.
+        unsafe { take_back(snapshot, |ops, inner| (ops.free_snapshot)(inner)) }
     }
 
     metaroce_open_events as open_events_1(context: *mut ibv_context, events: *mut *mut Held) -> c_int {
         // SAFETY: module comment.
-        unsafe {
-            give(events, || {
-                let ops = of_context(context)?;
-                let mut inner = std::ptr::null_mut();
-                match (ops.open_events)(context.cast(), &raw mut inner) {
-                    0 => Ok(Held { ops, inner }),
-                    errno => Err(errno),
-                }
-            })
-        }
+        unsafe { give(events, context, |ops, inner| (ops.open_events)(context.cast(), inner)) }
     }
 
     metaroce_close_events as close_events_1(events: *mut Held) {
-        if !events.is_null() {
-            // SAFETY: module comment; `give` made it of a box, and the program gives it up.
-            let events = unsafe { Box::from_raw(events) };
-            // SAFETY: the provider's own, for the last time.
-            unsafe { (events.ops.close_events)(events.inner) };
-        }
+        // SAFETY: module comment; the program gives it up, and the provider gets its own for the last time.
+        unsafe { take_back(events, |ops, inner| (ops.close_events)(inner)) }
     }
 
     metaroce_events_fd as events_fd_1(events: *mut Held, fd: *mut c_int) -> c_int {

@@ -36,9 +36,7 @@ pub(crate) unsafe fn of_qp(qp: *mut ibv_qp) -> Result<&'static Ops, Errno> {
 
 /// The table that the object offers in which this function lies.
 fn table_beside(function: *const c_void) -> Option<&'static Ops> {
-    let mut place = MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: dladdr takes any address and fills what it is given.
-    let object = unsafe { (libc::dladdr(function, place.as_mut_ptr()) != 0).then(|| place.assume_init())? };
+    let object = object_of(function)?;
     // SAFETY: NOLOAD runs nothing: it finds what is loaded under this name. The handle is kept: providers stay.
     let handle = unsafe {
         if object.dli_fname.is_null() {
@@ -51,7 +49,7 @@ fn table_beside(function: *const c_void) -> Option<&'static Ops> {
     }
     // SAFETY: a handle of dlopen, a name that ends with NUL.
     let entry = unsafe { libc::dlsym(handle, ENTRY.as_ptr()) };
-    if entry.is_null() || base_of(entry) != Some(object.dli_fbase) {
+    if entry.is_null() || object_of(entry).map(|found| found.dli_fbase) != Some(object.dli_fbase) {
         // dlsym looks into what the object depends on, too.
         return None;
     }
@@ -60,11 +58,11 @@ fn table_beside(function: *const c_void) -> Option<&'static Ops> {
         .filter(|ops| ops.size as usize >= size_of::<Ops>())
 }
 
-/// Where the object begins that an address lies in.
-fn base_of(address: *mut c_void) -> Option<*mut c_void> {
-    let mut place = MaybeUninit::<libc::Dl_info>::zeroed();
+/// The loaded object that an address lies in.
+fn object_of(address: *const c_void) -> Option<libc::Dl_info> {
+    let mut place = MaybeUninit::zeroed();
     // SAFETY: dladdr takes any address and fills what it is given.
-    unsafe { (libc::dladdr(address, place.as_mut_ptr()) != 0).then(|| place.assume_init().dli_fbase) }
+    unsafe { (libc::dladdr(address, place.as_mut_ptr()) != 0).then(|| place.assume_init()) }
 }
 
 /// A snapshot or a listener as the program holds it: the provider's, and who can read it.
@@ -73,19 +71,39 @@ pub(crate) struct Held {
     pub(crate) inner: Opaque,
 }
 
-/// Hands one to the program.
+/// Hands one, which `make` has the provider put into its last argument, to the program.
 ///
 /// # Safety
-/// `to` is NULL (gives EINVAL) or writable.
-pub(crate) unsafe fn give(to: *mut *mut Held, make: impl FnOnce() -> Result<Held, Errno>) -> c_int {
+/// `to` is NULL (gives EINVAL) or writable; `context` is NULL or an open context.
+pub(crate) unsafe fn give(
+    to: *mut *mut Held,
+    context: *mut ibv_context,
+    make: impl FnOnce(&'static Ops, *mut Opaque) -> c_int,
+) -> c_int {
     // SAFETY: upheld by the caller.
     let Some(to) = (unsafe { to.as_mut() }) else { return libc::EINVAL };
     *to = ptr::null_mut();
-    match make() {
-        Ok(held) => {
-            *to = Box::into_raw(Box::new(held));
-            0
-        }
-        Err(errno) => errno,
+    // SAFETY: upheld by the caller.
+    let ops = match unsafe { of_context(context) } {
+        Ok(ops) => ops,
+        Err(errno) => return errno,
+    };
+    let mut inner = ptr::null_mut();
+    let errno = make(ops, &raw mut inner);
+    if errno == 0 {
+        *to = Box::into_raw(Box::new(Held { ops, inner }));
+    }
+    errno
+}
+
+/// Takes back what [`give`] handed out.
+///
+/// # Safety
+/// `held` is NULL or of [`give`], and the program gives it up.
+pub(crate) unsafe fn take_back(held: *mut Held, release: impl FnOnce(&'static Ops, Opaque)) {
+    if !held.is_null() {
+        // SAFETY: upheld by the caller; `give` made it of a box.
+        let Held { ops, inner } = *unsafe { Box::from_raw(held) };
+        release(ops, inner);
     }
 }
