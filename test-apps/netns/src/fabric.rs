@@ -245,22 +245,6 @@ impl Fabric {
         self.hosts[host].tool("nft", &[&rules]).map(|_| ())
     }
 
-    /// Packets that arrive on a plane of a host beyond so many per second are marked CE if they can be (ECT(0)).
-    pub fn set_marks(&self, host: usize, planes: &[(usize, u32)]) -> Result<(), Failure> {
-        let mut rules = String::from(
-            "add table inet marks\ndelete table inet marks\nadd table inet marks\n\
-             add chain inet marks input { type filter hook input priority 10; }\n",
-        );
-        for (plane, packets) in planes {
-            rules += &format!(
-                "add rule inet marks input iifname \"{}\" ip ecn ect0 limit rate over {packets}/second burst 32 packets \
-                 counter ip ecn set ce\n",
-                interface(*plane)
-            );
-        }
-        self.hosts[host].tool("nft", &[&rules]).map(|_| ())
-    }
-
     /// What has arrived on each plane of a host.
     pub fn arrived(&self, host: usize) -> Result<Vec<Arrived>, Failure> {
         let table = self.hosts[host].run(|| fs::read_to_string("/proc/thread-self/net/dev"))??;

@@ -6,11 +6,13 @@
 //! ([`become_root_of_own_namespace`]).
 
 mod command;
+mod ends;
 mod fabric;
 mod switch;
 mod system;
 
 pub use command::{CannotHere, Failure};
+pub use ends::{Ended, Listens, READY_LIMIT};
 pub use fabric::{Arrived, Fabric, Host, Plan};
 pub use switch::{Rate, Switch};
 pub use system::become_root_of_own_namespace;

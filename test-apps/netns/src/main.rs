@@ -5,23 +5,20 @@
 //! metaroce-netns --ready listening --server 'metaroce-bench blast --listen {server}' -- metaroce-bench blast --connect {ready}
 //! ```
 
-use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use metaroce_netns::{Fabric, Failure, Plan, Rate, become_root_of_own_namespace};
+use metaroce_netns::{
+    Ended, Fabric, Failure, Listens, Plan, READY_LIMIT, Rate, become_root_of_own_namespace,
+};
 
 /// The exit code that means "not on this machine", as test harnesses know it.
 const SKIP: u8 = 77;
-/// A server is ready by then.
-const READY_LIMIT: Duration = Duration::from_secs(20);
 /// A server that has nothing more to do ends by then, or is ended.
 const SERVER_LIMIT: Duration = Duration::from_secs(3);
-/// State of a listening socket in /proc/PID/net/tcp.
-const LISTEN: &str = "0A";
 
 /// Runs a server and a client on two hosts with several planes between them.
 #[derive(Parser)]
@@ -129,7 +126,7 @@ fn run(cli: &Cli) -> Result<u8, Failure> {
     let mut command = command_of(&words, &fabric)?;
     let status = client_host.inside(&mut command).status()?;
     // The client's failure says more; a server that failed by itself is one, too.
-    let served = server.filter(|_| !cli.end_server).and_then(|mut server| server.wait_a_little());
+    let served = server.filter(|_| !cli.end_server).and_then(|mut server| wait_a_little(&mut server.0));
     let status = served.filter(|_| status.success()).unwrap_or(status);
     let code = status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1);
     Ok(u8::try_from(code).unwrap_or(1))
@@ -144,7 +141,10 @@ fn start(command: &mut Command, cli: &Cli) -> Result<(Ended, String), Failure> {
     let mut server = Ended(command.spawn()?);
     let ready = match &cli.ready {
         Some(word) => wait_for_line(&mut server.0, word)?,
-        None => wait_for_listener(&mut server.0, cli.ready_udp)?,
+        None => {
+            cli.ready_udp.map_or(Listens::Tcp, Listens::UdpPort).wait(&mut server.0)?;
+            String::new()
+        }
     };
     Ok((server, ready))
 }
@@ -173,54 +173,14 @@ fn wait_for_line(server: &mut Child, word: &str) -> Result<String, Failure> {
     receiver.recv_timeout(READY_LIMIT).map_err(|_| Failure::Broken("the server did not become ready".into()))
 }
 
-/// Waits until something listens on TCP in the server's namespace, or has a UDP port there.
-fn wait_for_listener(server: &mut Child, udp: Option<u16>) -> Result<String, Failure> {
-    let deadline = Instant::now() + READY_LIMIT;
+/// Gives a server time to end by itself; its status if it did.
+fn wait_a_little(server: &mut Child) -> Option<ExitStatus> {
+    let deadline = Instant::now() + SERVER_LIMIT;
     loop {
-        if let Some(status) = server.try_wait()? {
-            return Err(Failure::Broken(format!("the server ended with {status}")));
+        match server.try_wait() {
+            Ok(None) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(2)),
+            Ok(status) => return status,
+            Err(_) => return None,
         }
-        for table in if udp.is_some() { ["udp", "udp6"] } else { ["tcp", "tcp6"] } {
-            let text = fs::read_to_string(format!("/proc/{}/net/{table}", server.id())).unwrap_or_default();
-            let is_ready = |line: &str| match udp {
-                None => line.split_whitespace().nth(3) == Some(LISTEN),
-                Some(port) => {
-                    let local = line.split_whitespace().nth(1).unwrap_or_default();
-                    local.ends_with(&format!(":{port:04X}"))
-                }
-            };
-            if text.lines().skip(1).any(is_ready) {
-                return Ok(String::new());
-            }
-        }
-        if Instant::now() > deadline {
-            return Err(Failure::Broken("the server does not listen".into()));
-        }
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
-
-/// A child that does not outlive its owner.
-struct Ended(Child);
-
-impl Ended {
-    /// Gives it time to end by itself; its status if it did.
-    fn wait_a_little(&mut self) -> Option<ExitStatus> {
-        let deadline = Instant::now() + SERVER_LIMIT;
-        loop {
-            match self.0.try_wait() {
-                Ok(None) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(2)),
-                Ok(status) => return status,
-                Err(_) => return None,
-            }
-        }
-    }
-}
-
-impl Drop for Ended {
-    fn drop(&mut self) {
-        // Both fail only when it is gone already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }

@@ -20,6 +20,11 @@ fn write(arguments: &str, told_mbit: u32) -> Program<'_> {
     Program { name: "ib_write_bw", arguments, told_mbit }
 }
 
+/// A pair that streams Writes: for some seconds (`-D 8 -f 1`) or so many of them (`-n 1500`).
+fn start(fabric: &Fabric, how_long: &str) -> Result<Pairs, Failure> {
+    Pairs::start(fabric, write(&format!("{STREAM} {how_long}"), 0), 1)
+}
+
 /// Gb/s of pairs that stream Writes for some seconds.
 fn stream(fabric: &Fabric, seconds: u32, pairs: u16, more: &str, told: u32) -> Result<Vec<f64>, Failure> {
     let arguments = format!("{STREAM} -D {} -f 1 {more}", seconds + 2);
@@ -139,8 +144,7 @@ impl Death {
 fn plane_death(death: Death) -> Run {
     let show = move || {
         let fabric = fabric(4, MBIT)?;
-        let arguments = format!("{STREAM} -D 9 -f 1");
-        let pairs = Pairs::start(&fabric, write(&arguments, 0), 1)?;
+        let pairs = start(&fabric, "-D 9 -f 1")?;
         let (s, ms) = (Duration::from_secs, Duration::from_millis);
         let mut meter = Meter::new(&fabric);
         meter.until(s(3))?;
@@ -180,8 +184,7 @@ fn plane_death(death: Death) -> Run {
 fn last_plane() -> Run {
     let show = || {
         let fabric = fabric(1, MBIT)?;
-        let arguments = format!("{STREAM} -n 1500");
-        let pairs = Pairs::start(&fabric, write(&arguments, 0), 1)?;
+        let pairs = start(&fabric, "-n 1500")?;
         let mut meter = Meter::new(&fabric);
         meter.until(Duration::from_secs(2))?;
         fabric.set_loss(&[(0, 1000)])?;
@@ -252,8 +255,7 @@ fn share(claim: &'static str, pairs: u16, what: &'static str, jain_goal: f64) ->
 fn freeze() -> Run {
     let show = || {
         let fabric = fabric(4, MBIT)?;
-        let arguments = format!("{STREAM} -D 8 -f 1");
-        let pairs = Pairs::start(&fabric, write(&arguments, 0), 1)?;
+        let pairs = start(&fabric, "-D 8 -f 1")?;
         let ms = Duration::from_millis;
         let mut meter = Meter::new(&fabric);
         meter.until(ms(3000))?;
@@ -290,8 +292,7 @@ fn jumbo() -> Run {
         for host in fabric.hosts() {
             host.tool("ip", &["link", "set", "plane0", "mtu", "1500"])?;
         }
-        let arguments = format!("{STREAM} -D 8 -f 1");
-        let pairs = Pairs::start(&fabric, write(&arguments, 0), 1)?;
+        let pairs = start(&fabric, "-D 8 -f 1")?;
         let (s, ms) = (Duration::from_secs, Duration::from_millis);
         let mut meter = Meter::new(&fabric);
         meter.until(s(3))?;

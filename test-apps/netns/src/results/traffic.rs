@@ -1,24 +1,21 @@
 //! Unmodified perftest as traffic: pairs of a server and a client on the two hosts, and what arrives meanwhile.
 
-use std::fs;
 use std::io::Read;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use metaroce_netns::{CannotHere, Fabric, Failure};
+use metaroce_netns::{CannotHere, Ended, Fabric, Failure, Listens};
 
 /// First TCP port of the servers.
 const PORT: u16 = 18_600;
-/// A server listens by then.
-const LISTEN_LIMIT: Duration = Duration::from_secs(20);
 /// Whatever a run lasts, its ends are done so much later, or hang.
 const END_LIMIT: Duration = Duration::from_secs(60);
 
 /// Servers on host 0 and their clients on host 1.
 pub struct Pairs {
-    servers: Vec<Child>,
-    clients: Vec<Child>,
+    servers: Vec<Ended>,
+    clients: Vec<Ended>,
 }
 
 /// What to run.
@@ -62,46 +59,35 @@ impl Pairs {
         let mut pairs = Pairs { servers: Vec::new(), clients: Vec::new() };
         for pair in 0..count {
             let mut server = command(fabric, program, PORT + pair)?;
-            pairs.servers.push(server_host.inside(&mut server).spawn()?);
+            pairs.servers.push(Ended(server_host.inside(&mut server).spawn()?));
         }
         for (pair, server) in (0..count).zip(&mut pairs.servers) {
-            wait_for_listener(server, PORT + pair)?;
+            Listens::TcpPort(PORT + pair).wait(&mut server.0)?;
         }
         for pair in 0..count {
             let mut client = command(fabric, program, PORT + pair)?;
             client.arg(server_host.control(fabric.plan()).to_string());
-            pairs.clients.push(client_host.inside(&mut client).spawn()?);
+            pairs.clients.push(Ended(client_host.inside(&mut client).spawn()?));
         }
         Ok(pairs)
     }
 
     /// Process ids of the servers.
     pub fn server_pids(&self) -> Vec<u32> {
-        self.servers.iter().map(Child::id).collect()
+        self.servers.iter().map(|server| server.0.id()).collect()
     }
 
     /// Waits for all ends; what each client printed. An end that failed, or hangs, is an error.
     pub fn finish(mut self) -> Result<Vec<String>, Failure> {
         let deadline = Instant::now() + END_LIMIT;
-        let clients: Vec<Child> = self.clients.drain(..).collect();
-        let printed =
-            clients.into_iter().map(|client| ended(client, deadline)).collect::<Result<Vec<_>, _>>()?;
-        let servers: Vec<Child> = self.servers.drain(..).collect();
-        servers.into_iter().try_for_each(|server| ended(server, deadline).map(|_| ()))?;
+        let clients = self.clients.iter_mut();
+        let printed = clients.map(|client| ended(&mut client.0, deadline)).collect::<Result<Vec<_>, _>>()?;
+        self.servers.iter_mut().try_for_each(|server| ended(&mut server.0, deadline).map(|_| ()))?;
         Ok(printed)
     }
 }
 
-impl Drop for Pairs {
-    fn drop(&mut self) {
-        for child in self.clients.iter_mut().chain(&mut self.servers) {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-}
-
-fn ended(mut child: Child, deadline: Instant) -> Result<String, Failure> {
+fn ended(child: &mut Child, deadline: Instant) -> Result<String, Failure> {
     let status = loop {
         match child.try_wait()? {
             Some(status) => break Some(status),
@@ -124,27 +110,6 @@ fn ended(mut child: Child, deadline: Instant) -> Result<String, Failure> {
             Err(Failure::Broken(format!("an end failed ({status}): {last}")))
         }
         Some(_) => Ok(out),
-    }
-}
-
-fn wait_for_listener(server: &mut Child, port: u16) -> Result<(), Failure> {
-    let deadline = Instant::now() + LISTEN_LIMIT;
-    let suffix = format!(":{port:04X}");
-    loop {
-        let listens = ["tcp", "tcp6"].iter().any(|table| {
-            let text = fs::read_to_string(format!("/proc/{}/net/{table}", server.id())).unwrap_or_default();
-            text.lines().skip(1).any(|line| {
-                let mut fields = line.split_whitespace().skip(1);
-                fields.next().is_some_and(|local| local.ends_with(&suffix)) && fields.nth(1) == Some("0A")
-            })
-        });
-        if listens {
-            return Ok(());
-        }
-        if server.try_wait()?.is_some() || Instant::now() > deadline {
-            return Err(Failure::Broken("a server does not listen".into()));
-        }
-        std::thread::sleep(Duration::from_millis(2));
     }
 }
 
