@@ -343,6 +343,23 @@ static uint32_t last_event(uint32_t listen)
 	}
 }
 
+/* A child that listens, and says where: gives what fork() does, in the child with the id of its listener. */
+static pid_t listening_child(const char *address, uint16_t *port, uint32_t *listen)
+{
+	int told[2];
+	CHECK(pipe(told) == 0);
+	pid_t child = fork();
+	if (child == 0) {
+		opens();
+		*listen = listener(address, port);
+		CHECK(write(told[1], port, 2) == 2);
+	} else {
+		CHECK(read(told[0], port, 2) == 2);
+	}
+	close(told[0]), close(told[1]);
+	return child;
+}
+
 /* One side is killed before each of its commands in turn: the other hears of it. The first six of a client lead to
    its request; who is killed before them was never seen. */
 static void ends(const char *address)
@@ -375,19 +392,14 @@ static void ends(const char *address)
 	}
 	for (int point = 1; point <= POINTS; point++) {
 		uint16_t port;
-		int told[2];
-		CHECK(pipe(told) == 0);
-		pid_t child = fork();
+		uint32_t listen;
+		pid_t child = listening_child(address, &port, &listen);
 		if (child == 0) {
-			opens();
-			uint32_t listen = listener(address, &port);
-			CHECK(write(told[1], &port, 2) == 2);
 			commands_to_live = point;
 			if (last_event(listen))
 				for (;;)
 					run(QUERY_ROUTE, 4, 0);
 		}
-		CHECK(read(told[0], &port, 2) == 2);
 		opens();
 		uint32_t id = connects(address, port);
 		if (point > 3)
@@ -397,7 +409,7 @@ static void ends(const char *address)
 		CHECK(last == UNREACHABLE || last == REJECTED || last == DISCONNECTED);
 		int status = -1;
 		CHECK(waitpid(child, &status, 0) == child && WTERMSIG(status) == SIGKILL);
-		close(cm), close(told[0]), close(told[1]);
+		close(cm);
 	}
 	for (int waited = 0; descriptors() > had + 8 && waited < 100; waited++)
 		usleep(50000);
@@ -476,18 +488,13 @@ static void at_random(const char *address, uint64_t seed)
 		close(cm);
 	}
 	for (int death = 0; death < DEATHS; death++, below(2)) {
-		int told[2];
-		CHECK(pipe(told) == 0);
-		pid_t child = fork();
+		uint32_t listen;
+		pid_t child = listening_child(address, &port, &listen);
 		if (child == 0) {
-			opens();
-			uint32_t listen = listener(address, &port);
-			CHECK(write(told[1], &port, 2) == 2);
 			dies_within(WITHIN);
 			for (;;)
 				last_event(listen);
 		}
-		CHECK(read(told[0], &port, 2) == 2);
 		opens();
 		for (uint32_t last = DISCONNECTED; last == DISCONNECTED;) {
 			uint32_t id = connects(address, port);
@@ -506,7 +513,7 @@ static void at_random(const char *address, uint64_t seed)
 		}
 		int status = -1;
 		CHECK(waitpid(child, &status, 0) == child && WTERMSIG(status) == SIGKILL);
-		close(cm), close(told[0]), close(told[1]);
+		close(cm);
 	}
 	for (int waited = 0; descriptors() > had + 8 && waited < 100; waited++)
 		usleep(50000);

@@ -6,6 +6,8 @@ use std::process::Command;
 
 use serde_json::Value;
 
+use crate::report::Trouble;
+
 /// Paths of this checkout.
 #[derive(Debug, Clone)]
 pub struct Workspace {
@@ -48,6 +50,11 @@ impl Workspace {
     pub fn program(&self, name: &str) -> Option<PathBuf> {
         let path = self.release.join(name);
         path.is_file().then_some(path)
+    }
+
+    /// The same for a check, which fails without it.
+    pub fn built(&self, name: &str) -> Result<PathBuf, Trouble> {
+        self.program(name).ok_or_else(|| Trouble::Fail(format!("{name} is not built")))
     }
 
     /// `metaroce run -- PROGRAM` on loopback, with no METAROCE_* setting of the caller's left; behind a confining

@@ -147,21 +147,7 @@ fn many_streams_without_receives__others_go_on() {
 #[test]
 fn spoofed_hellos__no_amplification_and_forgotten() {
     let mut net = Net::new(1, 6);
-    let h = wire::Hello {
-        wants_answer: true,
-        incarnation: 77,
-        scid: 99 << 24,
-        ordinal: 1,
-        segment: 512,
-        unit: 64,
-        budget: 1 << 20,
-        message_window: 256,
-        paths: 4,
-        first_cpn: [0; 2],
-        features: 0,
-        bound: 0,
-        planes: vec![],
-    };
+    let h = stranger();
     let mut sent = 0;
     let mut got = 0;
     for i in 0..1000u64 {

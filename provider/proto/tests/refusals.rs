@@ -235,7 +235,7 @@ fn life_that_nobody_saw__does_nothing_once_a_newer_one_is_bound() {
     net.send(0, qa, at_far(0, Opcode::Write, 64, rb), &[sge(0, 64, la)]);
     net.run(MS);
     let seen = tap.take();
-    let (_, late) = seen.iter().find(|p| p.0 == 0 && carries(&p.1, is_request)).expect("a request");
+    let late = first_of(&seen, is_request);
     // The newer one is bound and has no message complete yet; what fills the former's numbers is lost.
     reset_and_reconnect(&mut net, 0, qa, 1, qb);
     let mut passed = 0;

@@ -33,7 +33,7 @@ fn response__of_another_attempt_kind_or_total_is_dropped() {
         net.send(0, qa, at_far(1, Opcode::Read, 8, rb), &[sge(0, 8, la)]);
         net.run(100 * US);
         let seen = tap.take();
-        let (_, bytes) = seen.iter().find(|(_, bytes)| carries(bytes, is_response)).expect("a response");
+        let bytes = first_of(&seen, is_response);
         let mut parts = frames(bytes);
         parts.retain(is_response);
         let Some(Frame::Response(response)) = parts.first_mut() else { unreachable!() };
@@ -60,7 +60,7 @@ fn control_packet__with_a_message_is_malformed() {
         net.send(0, qa, at_far(1, Opcode::Write, 8, rb), &[sge(0, 8, la)]);
         net.run(100 * US);
         let seen = tap.take();
-        let (_, bytes) = seen.iter().find(|(_, bytes)| carries(bytes, is_request)).expect("a request");
+        let bytes = first_of(&seen, is_request);
         let before = net.hosts[1].ep.stats().rx_malformed;
         inject(&mut net, 0, 1, &rewritten(Header { kind, ..header(bytes) }, &frames(bytes)));
         let control = kind == PacketType::Control;
@@ -372,22 +372,7 @@ fn unknown_id__is_told_by_a_bare_header_and_four_times_per_millisecond() {
             let (path, generation, psn, flags, src_slot, backlog) = (0, 0, 5, 0, 2, 0);
             Header { kind, flags, path, generation, dcid, psn, src_slot, backlog }.write(&mut bytes);
             if kind == PacketType::Hello {
-                Hello {
-                    wants_answer: true,
-                    incarnation: 77,
-                    scid: 99 << 24,
-                    ordinal: 1,
-                    segment: 512,
-                    unit: 64,
-                    budget: 1 << 20,
-                    message_window: 256,
-                    paths: 4,
-                    first_cpn: [0; 2],
-                    features: 0,
-                    bound: 0,
-                    planes: vec![],
-                }
-                .write(512, &mut bytes);
+                stranger().write(512, &mut bytes);
             } else {
                 bytes.extend([0; 40]);
             }

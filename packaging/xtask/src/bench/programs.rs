@@ -197,8 +197,7 @@ pub fn yardstick(
     place: Place,
     cores: Option<[u32; 2]>,
 ) -> Result<(Value, Option<[f64; 2]>), Trouble> {
-    let path =
-        workspace.program("metaroce-bench").ok_or_else(|| Trouble::fail("metaroce-bench is not built"))?;
+    let path = workspace.built("metaroce-bench")?;
     let (output, cpu) = match place {
         Place::Loopback => {
             if let Some(cores) = cores {
@@ -245,8 +244,7 @@ fn listening(far: &mut Running) -> Result<String, Trouble> {
 
 /// A benchmark of `metaroce-bench` that needs one process: its lines of JSON.
 pub fn alone(workspace: &Workspace, line: &str) -> Result<Vec<Value>, Trouble> {
-    let path =
-        workspace.program("metaroce-bench").ok_or_else(|| Trouble::fail("metaroce-bench is not built"))?;
+    let path = workspace.built("metaroce-bench")?;
     let done = crate::exec::run("metaroce-bench", Command::new(path).args(line.split_whitespace()), TIMEOUT)?;
     if !done.success() {
         return Err(Trouble::Fail(done.to_string()));

@@ -1,10 +1,9 @@
 //! Programs that have the device or ids of rdma_cm open while addresses and interfaces come and go.
 
 use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
-use super::namespaces::SKIP;
+use super::namespaces::{self, SKIP};
 use crate::exec;
 use crate::report::{Outcome, Trouble};
 use crate::workspace::Workspace;
@@ -37,13 +36,10 @@ pub fn run(workspace: &Workspace, check: Check) -> Outcome {
     if !Path::new(PYTHON).is_file() {
         return Err(Trouble::Skip(format!("{PYTHON} is not installed")));
     }
-    let netns =
-        workspace.program("metaroce-netns").ok_or_else(|| Trouble::fail("metaroce-netns is not built"))?;
-    let mut command = Command::new(netns);
-    workspace.clear_settings(&mut command);
+    let mut command = namespaces::netns(workspace)?;
     command.args(["--planes", "1", "--ready", "ready", "--server", "echo ready", "--"]);
     command.arg(workspace.metaroce()).args(["run", "--", PYTHON, "-c", check.script]);
-    let done = exec::run("python3", command.current_dir(&workspace.root), TIMEOUT)?;
+    let done = exec::run("python3", &mut command, TIMEOUT)?;
     match done.status.and_then(|status| status.code()) {
         Some(0) if done.output.ends_with("done\n") => Ok(String::new()),
         Some(SKIP) => Err(Trouble::Skip(done.output.trim().trim_start_matches("SKIP ").to_owned())),

@@ -24,7 +24,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Compiles and runs everything.
 pub fn run(workspace: &Workspace) -> Outcome {
-    let library = workspace.program(BUILT).ok_or_else(|| Trouble::fail(format!("{BUILT} is not built")))?;
+    let library = workspace.built(BUILT)?;
     let dir = std::env::temp_dir().join(format!("metaroce-extension-{}", std::process::id()));
     fs::create_dir_all(&dir).map_err(|e| Trouble::Fail(format!("{}: {e}", dir.display())))?;
     let outcome = inside(workspace, &library, &dir);

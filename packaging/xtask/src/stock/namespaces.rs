@@ -158,8 +158,7 @@ impl Check {
     }
 
     fn checker(&self, workspace: &Workspace, mode: &str, loss_per_mille: u32, seed: u64) -> Outcome {
-        let checker =
-            workspace.program("metaroce-checker").ok_or_else(|| Trouble::fail("no metaroce-checker"))?;
+        let checker = workspace.built("metaroce-checker")?;
         let metaroce = workspace.metaroce();
         let checker = format!("{} run -- {}", metaroce.display(), checker.display());
         let server = format!("{checker} server --bind {{server}}");
@@ -192,9 +191,7 @@ impl Check {
 
 /// `metaroce-netns` without settings of the caller's.
 pub fn netns(workspace: &Workspace) -> Result<Command, Trouble> {
-    let netns =
-        workspace.program("metaroce-netns").ok_or_else(|| Trouble::fail("metaroce-netns is not built"))?;
-    let mut command = Command::new(netns);
+    let mut command = Command::new(workspace.built("metaroce-netns")?);
     command.current_dir(&workspace.root);
     workspace.clear_settings(&mut command);
     Ok(command)

@@ -468,6 +468,25 @@ pub fn wr(wr_id: u64, opcode: Opcode, length: u32, num_sge: u8) -> SendWqe {
     SendWqe { length, num_sge, ..SendWqe::new(wr_id, opcode, send_flags::SIGNALED) }
 }
 
+/// A HELLO of somebody nobody knows.
+pub fn stranger() -> wire::Hello {
+    wire::Hello {
+        wants_answer: true,
+        incarnation: 77,
+        scid: 99 << 24,
+        ordinal: 1,
+        segment: 512,
+        unit: 64,
+        budget: 1 << 20,
+        message_window: 256,
+        paths: 4,
+        first_cpn: [0; 2],
+        features: 0,
+        bound: 0,
+        planes: vec![],
+    }
+}
+
 /// A piece of a host's memory.
 pub fn sge(offset: u64, len: u32, lkey: u32) -> Sge {
     Sge { addr: MEM_BASE + offset, len, lkey }

@@ -59,6 +59,12 @@ pub fn carries(bytes: &[u8], kind: impl Fn(&Frame<'_>) -> bool) -> bool {
     matches!(header(bytes).kind, PacketType::Data | PacketType::Control) && frames(bytes).iter().any(kind)
 }
 
+/// The first packet with a frame of this kind.
+pub fn first_of(seen: &[Seen], kind: impl Fn(&Frame<'_>) -> bool) -> &[u8] {
+    let (_, bytes) = seen.iter().find(|(_, bytes)| carries(bytes, &kind)).expect("a packet of this kind");
+    bytes
+}
+
 pub fn is_request(frame: &Frame<'_>) -> bool {
     matches!(frame, Frame::Request(_))
 }
